@@ -15,7 +15,7 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
-use crate::settings::FRAME_SIZE;
+use crate::settings::{FRAME_SIZE, HEADER_LIST, STREAM_WINDOW};
 
 /// Bytes before each frame's payload.
 const HEADER: usize = 9;
@@ -37,6 +37,10 @@ const SMALLEST_TURN: u64 = 4 * BYTES_A_FRAME;
 
 /// What a SETTINGS frame costs in frames: it may change the window of every stream. A peer sends one.
 const SETTINGS: u32 = 32;
+
+/// What a byte of a header block counts for where a turn's bytes are counted: a turn has one of the largest,
+/// whose eight thousand changes of the table's size take milliseconds (RFC 7541 section 6.3).
+const HEADER_BYTE: usize = (STREAM_WINDOW / HEADER_LIST) as usize;
 
 /// What a peer may send.
 #[derive(Debug, Clone, Copy)]
@@ -129,7 +133,7 @@ pub struct Inbound {
     /// Bytes of earlier frames of the header block that is being read, and whether that frame is its last.
     block: u32,
     ends_block: bool,
-    /// Bytes read since this was last asked.
+    /// Bytes read since this was last asked, with those of header blocks for more.
     read: usize,
     /// Frames begun: tells one unfinished frame from the next.
     begun: u64,
@@ -185,7 +189,7 @@ impl Inbound {
         self.carried += SMALLEST_TURN;
     }
 
-    /// Bytes read since the last call.
+    /// Bytes read since the last call. Each of a header block counts for more.
     pub(crate) fn take_read(&mut self) -> usize {
         std::mem::take(&mut self.read)
     }
@@ -307,6 +311,7 @@ impl Inbound {
         }
         (self.frame, self.missing) = (header.length, header.length);
         if matches!(header.kind, kind::HEADERS | kind::CONTINUATION) {
+            self.read += header.length as usize * (HEADER_BYTE - 1);
             self.ends_block = header.has(END_HEADERS);
             if !self.ends_block {
                 self.block = self.block.saturating_add(header.length);
@@ -399,6 +404,13 @@ mod tests {
             inbound.note_sent(20);
             assert!(inbound.scan(&mut answer.clone()).is_ok(), "message {number}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_has_one_of_the_largest_header_blocks() {
+        let mut inbound = authenticated();
+        inbound.scan(&mut [0, 0x40, 0, kind::HEADERS, END_HEADERS, 0, 0, 0, 1]).unwrap();
+        assert!(inbound.take_read() + HEADER_LIST as usize >= STREAM_WINDOW as usize);
     }
 
     #[tokio::test(start_paused = true)]

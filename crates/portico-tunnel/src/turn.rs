@@ -22,7 +22,8 @@ use crate::activity::Activity;
 use crate::inbound::{Flood, Inbound};
 use crate::settings::STREAM_WINDOW;
 
-/// Bytes that are read in one turn, give or take one read: a stream's window.
+/// Bytes that are read in one turn, give or take one read: a stream's window. Bytes of header blocks count
+/// for more.
 const READ: usize = STREAM_WINDOW as usize;
 
 /// The same of a client that has not authenticated: one frame.
@@ -114,9 +115,7 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
         let is_small = self.activity.queued_bytes() < BATCH;
         if has_queued && is_small && self.waits < MOST_WAITS {
             self.waits += 1;
-            // Wakes this task behind those that are ready, and behind those that the sockets make ready
-            // meanwhile.
-            let _ = pin!(tokio::task::yield_now()).poll(cx);
+            wake_last(cx);
             return Poll::Pending;
         }
         lock(&self.inner).has_turn = true;
@@ -161,6 +160,12 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     }
 }
 
+/// Wakes this task behind those that are ready, and behind those that the sockets make ready meanwhile: a
+/// task that wakes itself has the runtime look at sockets only every 61 times.
+fn wake_last(cx: &mut Context<'_>) {
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+}
+
 fn lock<S>(inner: &Mutex<Inner<S>>) -> MutexGuard<'_, Inner<S>> {
     // A panic elsewhere leaves nothing half done here.
     inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -193,8 +198,7 @@ impl<S: AsyncRead + Unpin> Inner<S> {
             return Poll::Pending;
         }
         if self.to_read == 0 {
-            // Behind the tasks that are ready.
-            cx.waker().wake_by_ref();
+            wake_last(cx);
             return Poll::Pending;
         }
         let polled = self.inbound.poll_read(&mut self.stream, cx, buf);
@@ -319,9 +323,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Batched<S> {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     use portico_net::MemoryBudget;
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
 
     use super::*;
 
@@ -427,6 +433,49 @@ mod tests {
         let ready = tokio::spawn(async {});
         turn(&mut of, &mut stream, &[b"frame"]).await;
         assert!(ready.is_finished());
+    }
+
+    /// Sends frames of DATA without end.
+    #[derive(Debug)]
+    struct Endless;
+
+    impl Endless {
+        const FRAME: [u8; 16] = [0, 0, 7, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    }
+
+    impl AsyncRead for Endless {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            (0..buf.remaining() / Self::FRAME.len()).for_each(|_| buf.put_slice(&Self::FRAME));
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn sockets_are_looked_at_between_two_turns_of_a_connection_that_always_has_more() {
+        let activity = Arc::new(Activity::new(&MemoryBudget::new(1 << 20)));
+        let (mut stream, _) = batched(Endless, Inbound::trusted(), &activity);
+        let turns = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&turns);
+        tokio::spawn(poll_fn(move |cx| {
+            counted.fetch_add(1, Relaxed);
+            lock(&stream.0).to_read = READ;
+            while Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 4096])).is_ready() {}
+            Poll::<()>::Pending
+        }));
+        let (mut client, mut server) = UnixStream::pair().unwrap();
+        for _ in 0..10 {
+            // Or the socket's readiness may be known from before.
+            assert!(client.try_read(&mut [0]).is_err());
+            server.write_all(b"x").await.unwrap();
+            let before = turns.load(Relaxed);
+            client.read_exact(&mut [0]).await.unwrap();
+            let waited = turns.load(Relaxed) - before;
+            assert!(waited <= 2, "{waited} turns");
+        }
     }
 
     #[tokio::test]

@@ -1,16 +1,15 @@
 //! The agents' side: TLS, Connect streams, and the streams of connections that agents of ours open.
 
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::header::USER_AGENT;
 use http::{HeaderMap, HeaderValue, Request};
+use portico_net::ReadLimit;
 use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{CONNECT_PATH, Code, DialId, Identifiers};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,7 +22,7 @@ use super::http2::{self, Limits, Peer};
 use super::native::NativeStream;
 use super::settings::{HELLO, MAX_PING, MAX_STREAMS, PING_TIMEOUT};
 use super::shared::Shared;
-use super::unauthenticated::{Crowded, Unauthenticated};
+use super::unauthenticated::Unauthenticated;
 use crate::grpc::{Call, Status};
 use crate::streams::{DIAL, OFFER, STREAM_PATH, VERSION};
 
@@ -50,8 +49,8 @@ struct Connection {
     names: Vec<String>,
     activity: Arc<Activity>,
     peer: Peer,
-    /// Until it is accepted.
-    unauthenticated: Mutex<Option<Unauthenticated>>,
+    /// Of what is read until it is accepted.
+    limit: Arc<ReadLimit>,
     /// Whether it has a Connect stream, accepted or not.
     connects: AtomicBool,
     /// Its Connect stream, once it is accepted.
@@ -65,7 +64,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     caller: Caller,
 ) {
-    let Caller { address, names, unauthenticated } = caller;
+    let Caller { address, names, unauthenticated: Unauthenticated { slot, limit } } = caller;
     let window = u32::try_from(shared.settings.connection_buffer).unwrap_or(u32::MAX);
     let limits = Limits {
         streams: MAX_STREAMS,
@@ -79,8 +78,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         authentication,
         address,
         names,
-        peer: Peer::default(),
-        unauthenticated: Mutex::new(Some(unauthenticated)),
+        peer: Peer::new(slot),
+        limit,
         connects: AtomicBool::default(),
         backend: Mutex::default(),
     });
@@ -102,16 +101,10 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         }
         tokio::spawn(connect(Arc::clone(&connection), call));
     };
-    let stop = async {
-        tokio::select! {
-            () = shared.agents_stopped() => Ok(()),
-            () = poll_fn(|cx| connection.poll_evicted(cx)) => Err(Crowded.into()),
-        }
-    };
     let (activity, peer) = (&connection.activity, &connection.peer);
-    match http2::serve(stream, limits, activity, peer, start, stop).await {
+    match http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await {
         Ok(()) => {}
-        Err(error) if peer.is_known.load(Relaxed) => {
+        Err(error) if peer.is_known() => {
             tracing::info!(peer = %address, %error, "an agent's connection ended");
         }
         Err(error) => shared.refused(error.reason(), address, &error),
@@ -124,24 +117,10 @@ impl Connection {
         self.backend.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unauthenticated(&self) -> MutexGuard<'_, Option<Unauthenticated>> {
-        // The same.
-        self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ready when others need the slot of a connection that is not accepted.
-    fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.unauthenticated()
-            .as_ref()
-            .map_or(Poll::Pending, |unauthenticated| unauthenticated.poll_evicted(cx))
-    }
-
     /// The agent is accepted.
     fn accept(&self, authenticated: &Authenticated) {
-        if let Some(unauthenticated) = self.unauthenticated().take() {
-            unauthenticated.lift();
-        }
-        self.peer.is_known.store(true, Relaxed);
+        self.limit.lift();
+        self.peer.accept();
         self.peer.is_native.fetch_or(authenticated.is_native, Relaxed);
     }
 

@@ -5,8 +5,8 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
 use http::Request;
+use portico_net::slots::Slot;
 use portico_tunnel::Flood;
 use portico_tunnel::connection::{
     Activity, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, batched, connection_window,
@@ -79,10 +80,12 @@ pub(crate) struct Limits {
 }
 
 /// What is learnt of a peer while it is served.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Peer {
     /// A request was accepted, without which the connection ends at its deadline.
-    pub(crate) is_known: AtomicBool,
+    is_known: AtomicBool,
+    /// Until then; others may need it.
+    slot: Mutex<Option<Slot>>,
     /// It is an agent of ours, and gets PING soon.
     pub(crate) is_native: AtomicBool,
     /// Requests refused since one was served: over [`MAX_REFUSED`] the connection ends.
@@ -90,13 +93,43 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// One that has `slot` until a request of it is accepted.
+    pub(crate) fn new(slot: Slot) -> Self {
+        Self {
+            is_known: AtomicBool::default(),
+            slot: Mutex::new(Some(slot)),
+            is_native: AtomicBool::default(),
+            refused: AtomicU32::default(),
+        }
+    }
+
+    /// A request is accepted.
+    pub(crate) fn accept(&self) {
+        self.is_known.store(true, Relaxed);
+        *self.slot() = None;
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_known.load(Relaxed)
+    }
+
+    /// Ready when others need the slot.
+    async fn evicted(&self) {
+        poll_fn(|cx| self.slot().as_ref().map_or(Poll::Pending, |slot| slot.poll_evicted(cx))).await;
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Slot>> {
+        // A panic elsewhere leaves nothing half done here.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Polled whenever the connection's task runs, which the answer to an agent of ours wakes.
     async fn becomes_native(&self) {
         poll_fn(|_| if self.is_native.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 }
 
-/// Serves `stream` until it ends, or `stop` says why it has to. A peer whose `activity` is not authenticated
+/// Serves `stream` until it ends, or `stop` does. A peer whose `activity` is not authenticated
 /// has the smallest window, and few frames, until it is known.
 pub(crate) async fn serve<S>(
     stream: S,
@@ -104,7 +137,7 @@ pub(crate) async fn serve<S>(
     activity: &Arc<Activity>,
     peer: &Peer,
     mut start: impl FnMut(Request<RecvStream>, SendResponse<Bytes>),
-    stop: impl Future<Output = Result<(), ConnectionError>>,
+    stop: impl Future<Output = ()>,
 ) -> Result<(), ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -122,7 +155,7 @@ where
     let (mut patient, mut pings_soon, mut taken) = (false, false, 0_u32);
     loop {
         let accepted = poll_fn(|cx| {
-            if is_limited && (activity.is_authenticated() || peer.is_known.load(Relaxed)) {
+            if is_limited && (activity.is_authenticated() || peer.is_known()) {
                 is_limited = false;
                 turn.authenticate();
                 connection.set_target_window_size(window);
@@ -135,7 +168,8 @@ where
         });
         tokio::select! {
             biased;
-            stopped = &mut stop => return stopped,
+            () = &mut stop => return Ok(()),
+            () = peer.evicted() => return Err(Crowded.into()),
             () = peer.becomes_native(), if !pings_soon => {
                 pings_soon = true;
                 keep_alive.set(NATIVE_PING, NATIVE_PING);
@@ -156,7 +190,7 @@ where
             },
             () = keep_alive.silent(activity) => return Err(ConnectionError::Silent),
             () = &mut impatience, if !patient => {
-                if !peer.is_known.load(Relaxed) {
+                if !peer.is_known() {
                     return Err(ConnectionError::TooSlow);
                 }
                 patient = true;

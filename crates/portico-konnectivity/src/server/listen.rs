@@ -142,15 +142,15 @@ pub(crate) async fn frontends(shared: Arc<Shared>, listener: FrontendListener, m
         FrontendListener::Unix(listener, _) => loop {
             let accepted = listener.accept().await.map(|(stream, _)| stream);
             let Some(stream) = check(&shared, accepted).await else { continue };
-            let shared = Arc::clone(&shared);
+            let (shared, slot) = (Arc::clone(&shared), shared.idle_frontends.enter(None));
             match mode {
-                Mode::Grpc => tokio::spawn(proxy::serve(shared, Authority::new(stream))),
-                Mode::HttpConnect => tokio::spawn(connect::serve_plain(shared, Stream::Unix(stream))),
+                Mode::Grpc => tokio::spawn(proxy::serve(shared, Authority::new(stream), slot)),
+                Mode::HttpConnect => tokio::spawn(connect::serve_plain(shared, Stream::Unix(stream), slot)),
             };
         },
         FrontendListener::Tcp(listener, tls) => loop {
             let Some((stream, peer)) = check(&shared, listener.accept().await).await else { continue };
-            let slot = shared.unauthenticated_frontends.enter(Some(Source::of(peer.ip())));
+            let slot = shared.idle_frontends.enter(Some(Source::of(peer.ip())));
             tokio::spawn(frontend_over_tls(Arc::clone(&shared), stream, peer, Arc::clone(&tls), mode, slot));
         },
     }
@@ -170,10 +170,10 @@ async fn frontend_over_tls(
         Err(why) => return shared.refused_frontend(peer, &why),
     };
     // It has a certificate of the CA.
-    unauthenticated.lift();
+    unauthenticated.limit.lift();
     match mode {
-        Mode::Grpc => proxy::serve(shared, stream).await,
-        Mode::HttpConnect => connect::serve_tls(shared, stream).await,
+        Mode::Grpc => proxy::serve(shared, stream, unauthenticated.slot).await,
+        Mode::HttpConnect => connect::serve_tls(shared, stream, unauthenticated.slot).await,
     }
 }
 

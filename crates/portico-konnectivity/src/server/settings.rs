@@ -37,8 +37,11 @@ pub(crate) const FRONTEND_STREAMS: u32 = 1_024;
 /// An agent of ours may open a stream for each dial that was just abandoned.
 pub(crate) const MAX_REFUSED: u32 = 4_096;
 
-/// Connections to one port whose peers have not authenticated yet: of more, the oldest are closed.
+/// Connections of agents that have not authenticated yet: of more, the oldest are closed.
 pub(crate) const MAX_UNAUTHENTICATED: u32 = 1_024;
+
+/// The same of frontends that have not asked for anything. kube-apiserver asks at once, on each.
+pub(crate) const MAX_IDLE_FRONTENDS: u32 = 1_024;
 
 /// Bytes that are read of a peer's TLS handshake: a chain of ten large certificates, and the rest.
 pub(crate) const TLS_HANDSHAKE: usize = 20 * 1024;

@@ -19,7 +19,7 @@ use super::backend::{Backend, DialIds, DialLost, Opened};
 use super::connections::Connections;
 use super::counters::{Counted, Counters};
 use super::registry::Registry;
-use super::settings::{MAX_UNAUTHENTICATED, Settings};
+use super::settings::{MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
 
 /// Agents that are asked for one connection, one after the other, if they are lost meanwhile.
 const AGENTS_TRIED: usize = 3;
@@ -38,9 +38,10 @@ pub(crate) struct Shared {
     agents: Semaphore,
     dials: DialIds,
     frontend_ids: AtomicI64,
-    /// Connections whose peers have not authenticated, to the port of agents and to that of frontends.
+    /// Connections to the port of agents whose peers have not authenticated.
     pub(crate) unauthenticated_agents: Arc<Slots>,
-    pub(crate) unauthenticated_frontends: Arc<Slots>,
+    /// Connections of frontends that have not asked for anything.
+    pub(crate) idle_frontends: Arc<Slots>,
     /// Of log lines that anyone can cause.
     lines: LineLimit,
     started: Instant,
@@ -116,9 +117,9 @@ impl Shared {
                 MAX_UNAUTHENTICATED,
                 "connections to the agent port that are no agent's yet",
             ),
-            unauthenticated_frontends: Slots::new(
-                MAX_UNAUTHENTICATED,
-                "connections to the API server's port without TLS yet",
+            idle_frontends: Slots::new(
+                MAX_IDLE_FRONTENDS,
+                "connections of the API server that have not asked for anything yet",
             ),
             lines: LineLimit::default(),
             started: Instant::now(),

@@ -13,7 +13,7 @@ use super::settings::TLS_HANDSHAKE;
 /// time, and a limit to what is read.
 #[derive(Debug)]
 pub(crate) struct Unauthenticated {
-    slot: Slot,
+    pub(crate) slot: Slot,
     pub(crate) limit: Arc<ReadLimit>,
 }
 
@@ -25,11 +25,6 @@ impl Unauthenticated {
     /// Ready when others need the slot.
     pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.slot.poll_evicted(cx)
-    }
-
-    /// The peer has authenticated.
-    pub(crate) fn lift(self) {
-        self.limit.lift();
     }
 }
 

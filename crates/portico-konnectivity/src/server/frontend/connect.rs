@@ -4,15 +4,17 @@
 //! kube-apiserver gives a connection up whose first read has more than the head. While a dial is under way
 //! the frontend is read, so that one that is gone is noticed.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use portico_net::linger;
+use portico_net::slots::Slot;
 use portico_net::{Side, Socket, Stream};
 use portico_tunnel::connection::Bridge;
 use portico_wire::Parse;
-use portico_wire::connect::{MAX_HEAD, parse};
+use portico_wire::connect::parse;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::time::{Instant, timeout};
 
@@ -27,6 +29,9 @@ use crate::server::shared::{DialError, Shared};
 /// Most bytes that are read behind the head before the endpoint is connected.
 const MAX_EARLY: usize = 64 * 1024;
 
+/// Bytes for which a read of the head makes room. Those of kube-apiserver have a hundred.
+const READ_HEAD: usize = 1024;
+
 /// Most bytes of one read.
 const READ: usize = 16 * 1024;
 
@@ -38,14 +43,14 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection Established\r\n\r\n";
 
-/// Serves one connection on a socket that has no TLS.
-pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream) {
+/// Serves one connection on a socket that has no TLS. It has `slot` until it has asked for something.
+pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream, slot: Slot) {
     let counted = Counted::new(&shared.counters.http_connections);
     // Boxed: a connection at rest does not keep the memory that opening needs.
-    let opened = Box::pin(open(&shared, &mut stream)).await;
+    let opened = Box::pin(open(&shared, &mut stream, slot)).await;
     let Some(Ready { opened, mut early, mut established }) = opened else { return };
     // The frontend that speaks first has read the head.
-    let speaks = std::future::poll_fn(|cx| stream.poll_read_ready(cx));
+    let speaks = poll_fn(|cx| stream.poll_read_ready(cx));
     tokio::select! {
         _ = speaks => {}
         () = linger::sent(&stream, Instant::now() + HEAD_READ) => {}
@@ -81,7 +86,7 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream) {
 async fn send_early(native: &mut Answered, early: &mut Bytes) -> Result<usize, h2::Error> {
     native.to_agent.reserve_capacity(early.len());
     while native.to_agent.capacity() == 0 {
-        match std::future::poll_fn(|cx| native.to_agent.poll_capacity(cx)).await {
+        match poll_fn(|cx| native.to_agent.poll_capacity(cx)).await {
             Some(given) => drop(given?),
             None => return Err(h2::Reason::CANCEL.into()),
         }
@@ -93,13 +98,13 @@ async fn send_early(native: &mut Answered, early: &mut Bytes) -> Result<usize, h
     Ok(sent)
 }
 
-/// Serves one connection under TLS.
-pub(crate) async fn serve_tls<S>(shared: Arc<Shared>, mut stream: S)
+/// Serves one connection under TLS. It has `slot` until it has asked for something.
+pub(crate) async fn serve_tls<S>(shared: Arc<Shared>, mut stream: S, slot: Slot)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let counted = Counted::new(&shared.counters.http_connections);
-    let opened = Box::pin(open(&shared, &mut stream)).await;
+    let opened = Box::pin(open(&shared, &mut stream, slot)).await;
     if let Some(ready) = opened {
         carry(&shared, stream, ready).await;
     }
@@ -127,9 +132,17 @@ struct Ready {
 }
 
 /// Reads the request, has an agent connect, and responds. `None` if there is no connection.
-async fn open<S: AsyncRead + AsyncWrite + Unpin>(shared: &Arc<Shared>, stream: &mut S) -> Option<Ready> {
+async fn open<S>(shared: &Arc<Shared>, stream: &mut S, slot: Slot) -> Option<Ready>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let mut bytes = BytesMut::new();
-    let address = match timeout(REQUEST, read_head(stream, &mut bytes)).await.ok()? {
+    let head = tokio::select! {
+        head = timeout(REQUEST, read_head(stream, &mut bytes)) => head.ok()?,
+        () = poll_fn(|cx| slot.poll_evicted(cx)) => return None,
+    };
+    drop(slot);
+    let address = match head {
         Ok(address) => address,
         Err(refusal) => {
             refuse(stream, refusal.as_bytes()).await;
@@ -196,7 +209,7 @@ async fn read_head<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -
             }
             Parse::NeedMore => {}
         }
-        bytes.reserve(READ.min(MAX_HEAD));
+        bytes.reserve(READ_HEAD);
         match stream.read_buf(bytes).await {
             Ok(0) | Err(_) => return Err(String::new()),
             Ok(_) => {}
@@ -207,7 +220,7 @@ async fn read_head<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -
 /// Reads what comes behind the head; ready when the frontend is gone.
 async fn gone<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) {
     while bytes.len() < MAX_EARLY {
-        bytes.reserve(1024);
+        bytes.reserve(READ_HEAD);
         if !matches!(stream.read_buf(bytes).await, Ok(1..)) {
             return;
         }
@@ -272,7 +285,7 @@ impl<S: AsyncRead + Send> Source for Reader<S> {
     async fn read(&mut self) -> Result<Option<Bytes>, FrontendLost> {
         let mut buffer = BytesMut::new();
         // A connection at rest holds no buffer: the bytes are on the stack until there are some.
-        let read = std::future::poll_fn(|cx| {
+        let read = poll_fn(|cx| {
             let mut bytes = [std::mem::MaybeUninit::uninit(); READ];
             let mut bytes = tokio::io::ReadBuf::uninit(&mut bytes);
             let polled = std::pin::Pin::new(&mut self.0).poll_read(cx, &mut bytes);

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, Request};
+use portico_net::slots::Slot;
 use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, PROXY_PATH, Packet};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -28,10 +29,13 @@ use crate::server::shared::Shared;
 /// Largest window of a Proxy stream, and so what a frontend may send before its endpoint takes it.
 const WINDOW: u32 = 256 * 1024;
 
-/// Serves an HTTP/2 connection of a frontend.
-pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(shared: Arc<Shared>, stream: S) {
+/// Serves an HTTP/2 connection of a frontend. It has `slot` until it has asked for something.
+pub(crate) async fn serve<S>(shared: Arc<Shared>, stream: S, slot: Slot)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let activity = Arc::new(Activity::new(&shared.memory));
-    let peer = Peer::default();
+    let peer = Peer::new(slot);
     let limits = Limits {
         streams: FRONTEND_STREAMS,
         stream_window: WINDOW,
@@ -46,14 +50,10 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(shared: Arc<Shared>
             return call.refuse(&Status::new(Code::UNIMPLEMENTED, "only ProxyService/Proxy is served here"));
         }
         peer.refused.store(0, Relaxed);
-        peer.is_known.store(true, Relaxed);
+        peer.accept();
         tokio::spawn(stream_of(Arc::clone(&shared), call, Arc::clone(&activity)));
     };
-    let stop = async {
-        shared.stopped().await;
-        Ok(())
-    };
-    if let Err(error) = http2::serve(stream, limits, &activity, &peer, start, stop).await {
+    if let Err(error) = http2::serve(stream, limits, &activity, &peer, start, shared.stopped()).await {
         tracing::debug!(%error, "a frontend's connection ended");
     }
 }

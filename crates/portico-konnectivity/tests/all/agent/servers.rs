@@ -5,10 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use http::{Request, Response};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
 use portico_dial::TokenFile;
-use portico_konnectivity::agent::Agent;
+use portico_konnectivity::agent::{Agent, CountSource, Leases};
+use portico_lab::clock::Clock;
+use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_wire::konnectivity::{ConnectId, Packet};
 use tokio::net::TcpListener;
+use tower::service_fn;
 
 use super::support::*;
 
@@ -185,4 +194,46 @@ async fn a_server_that_sends_goaway_is_replaced_and_its_connections_go_on() {
     until(|| agent.servers().len() == 2).await;
     connect.data(connection, b"ping");
     assert!(matches!(connect.packet().await, Packet::Data { .. }));
+}
+
+/// An API server that lists Leases of `servers` servers, for an hour, and whose watches end at once.
+fn leases_of(servers: usize) -> Client {
+    let renewed = MicroTime(Timestamp::now());
+    let leases: Vec<_> = (0..servers)
+        .map(|number| Lease {
+            metadata: ObjectMeta { name: Some(format!("server-{number}")), ..ObjectMeta::default() },
+            spec: Some(LeaseSpec {
+                renew_time: Some(renewed.clone()),
+                lease_duration_seconds: Some(3_600),
+                ..LeaseSpec::default()
+            }),
+        })
+        .collect();
+    let list = serde_json::json!({ "metadata": { "resourceVersion": "1" }, "items": leases }).to_string();
+    let service = service_fn(move |request: Request<Body>| {
+        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        let body = if is_watch { Vec::new() } else { list.clone().into_bytes() };
+        async { Ok::<_, kube::Error>(Response::new(Body::from(body))) }
+    });
+    Client::new(service, "kube-system")
+}
+
+#[tokio::test]
+async fn the_last_count_of_leases_stays_while_the_api_server_is_away() {
+    let pki = pki();
+    let mut server = Server::start(&pki, &[Says::ours("s")]).await;
+    let api = FaultyApi::default();
+    let mut settings = settings(&pki, &[server.address]);
+    settings.count = CountSource::Leases(Leases {
+        client: api.client(&leases_of(3)),
+        namespace: "kube-system".to_owned(),
+        selector: "k8s-app=konnectivity-server".to_owned(),
+    });
+    let agent = Agent::start(settings);
+    let _connect = server.connect().await;
+    until(|| agent.known_servers() == 3).await;
+    api.rules(|rules| rules.answers.push(("/leases", Answer::Status(500), usize::MAX)));
+    let clock = Clock::new();
+    clock.until("it has failed again", || agent.counters().lease_failures.load(Relaxed) > 3).await;
+    assert_eq!(agent.known_servers(), 3);
 }

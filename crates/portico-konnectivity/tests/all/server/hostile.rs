@@ -19,6 +19,9 @@ use tokio_rustls::client::TlsStream;
 
 use super::support::*;
 
+/// Connections that say nothing: more than a port has room for.
+const SILENT: usize = 1_200;
+
 /// Frames in one write of a flood.
 const BURST: usize = 64;
 
@@ -69,6 +72,13 @@ async fn raw_agent(rig: &Rig) -> TlsStream<TcpStream> {
 
 /// The first bytes of a client that calls `path` and takes no byte of the answer.
 fn opening(path: &str, metadata: &[(&str, &str)]) -> Vec<u8> {
+    let block = frames::header_block(&call_fields(path, metadata));
+    let call = frames::frame(kind::HEADERS, END_HEADERS, 1, &block);
+    [frames::opening(&[(INITIAL_WINDOW_SIZE, 0)]), call].concat()
+}
+
+/// The fields of a call of `path`.
+fn call_fields<'a>(path: &'a str, metadata: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let mut fields = vec![
         (":method", "POST"),
         (":scheme", "https"),
@@ -78,8 +88,7 @@ fn opening(path: &str, metadata: &[(&str, &str)]) -> Vec<u8> {
         ("te", "trailers"),
     ];
     fields.extend(metadata);
-    let call = frames::frame(kind::HEADERS, END_HEADERS, 1, &frames::header_block(&fields));
-    [frames::opening(&[(INITIAL_WINDOW_SIZE, 0)]), call].concat()
+    fields
 }
 
 fn refused(rig: &Rig, reason: &str) -> u64 {
@@ -349,12 +358,15 @@ async fn an_agent_that_asks_again_and_again_for_what_is_refused_is_given_up_and_
     bystander.goes_on().await;
 }
 
-#[tokio::test]
-async fn connections_that_say_nothing_make_room_for_agents() {
-    const SILENT: usize = 1_200;
-    // Two a connection, more than many shells allow.
+/// Two for each connection: more than many shells allow.
+fn allow_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_make_room_for_agents() {
+    allow_descriptors();
     let rig = rig().await;
     let mut bystander = Bystander::new(&rig).await;
     let mut silent = Vec::new();
@@ -438,6 +450,78 @@ async fn frontends_that_open_and_never_finish_hold_up_nobody_and_leave_nothing()
     drop(open);
     until(|| counters.http_connections.load(Relaxed) == 1).await;
     bystander.goes_on().await;
+}
+
+#[tokio::test]
+async fn frontends_that_ask_for_nothing_make_room_for_those_that_do() {
+    allow_descriptors();
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let mut silent = Vec::new();
+    for _ in 0..SILENT {
+        silent.push(UnixStream::connect(&rig.socket).await.unwrap());
+    }
+    let mut late = rig.http("bystander:2").await;
+    bystander.agent.accepts("bystander:2", 2).await;
+    head(&mut late).await;
+    // The bystander and the late one have asked.
+    let open = &rig.status.counters().http_connections;
+    until(|| open.load(Relaxed) <= 1_024 + 2).await;
+    bystander.goes_on().await;
+}
+
+#[tokio::test]
+async fn of_more_streams_than_a_frontend_may_have_each_is_refused() {
+    const STREAMS: u32 = 1_024;
+    let rig = Rig::start(Mode::Grpc).await;
+    let mut frontend = UnixStream::connect(&rig.socket).await.unwrap();
+    frontend.write_all(&opening(PROXY_PATH, &[])).await.unwrap();
+    let call = frames::header_block(&call_fields(PROXY_PATH, &[]));
+    let stream = |number: u32| frames::frame(kind::HEADERS, END_HEADERS, 2 * number + 1, &call);
+    for number in 1..STREAMS {
+        frontend.write_all(&stream(number)).await.unwrap();
+    }
+    until(|| rig.status.counters().proxy_streams.load(Relaxed) == u64::from(STREAMS)).await;
+    frontend.write_all(&stream(STREAMS)).await.unwrap();
+    let refused_stream = 7_u32.to_be_bytes();
+    let refusal = frames::frame(kind::RST_STREAM, 0, 2 * STREAMS + 1, &refused_stream);
+    let mut came = Vec::new();
+    while !came.ends_with(&refusal) {
+        assert!(patiently(frontend.read_buf(&mut came)).await.unwrap() > 0);
+    }
+    let mut other = rig.proxy().await;
+    other.asks("node:1", 1).await;
+    assert!(matches!(other.packet().await, Packet::DialResponse { result: Err(_), .. }), "it has no agent");
+}
+
+/// Until the server has closed it.
+async fn is_closed(mut stream: impl AsyncRead + Unpin) {
+    while stream.read(&mut [0; 1024]).await.is_ok_and(|read| read > 0) {}
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_say_what_it_wants_is_given_up_agents_after_ten_seconds() {
+    let rig = rig().await;
+    let silent = TcpStream::connect(rig.server.agent_address()).await.unwrap();
+    let under_tls = rig.tls_to(rig.server.agent_address()).await.unwrap();
+    let clock = Clock::new();
+    let begun = Instant::now();
+    clock.by(is_closed(silent)).await;
+    clock.by(is_closed(under_tls)).await;
+    assert!((9..=11).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_say_what_it_wants_is_given_up_frontends_after_a_minute() {
+    for mode in [Mode::Grpc, Mode::HttpConnect] {
+        let rig = Rig::start(mode).await;
+        let silent = UnixStream::connect(&rig.socket).await.unwrap();
+        let clock = Clock::new();
+        let begun = Instant::now();
+        clock.by(is_closed(silent)).await;
+        assert!((59..=61).contains(&begun.elapsed().as_secs()), "{mode:?}: {:?}", begun.elapsed());
+        tokio::time::resume();
+    }
 }
 
 #[tokio::test]

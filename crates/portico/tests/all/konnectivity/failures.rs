@@ -1,7 +1,9 @@
 //! Each part of a pairing killed in the middle of a transfer: the other side is told, nothing stays behind,
 //! and what comes back works. On a Unix socket, and over TCP with mutual TLS.
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::endpoint::{self, Endpoint};
@@ -9,8 +11,8 @@ use super::frontend::Connection;
 use super::program::until;
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{Grpc, HttpConnect};
-use super::site::Pair;
 use super::site::Transport::{Tls, Unix};
+use super::site::{Pair, Site};
 use crate::common::PATIENCE;
 
 /// More than every buffer on the way holds.
@@ -50,6 +52,23 @@ pairings! {
     our_server_upstream_agent_grpc_tls: Ours, Upstream, Grpc, Tls;
     our_pair_grpc_tls: Ours, Ours, Grpc, Tls;
     our_pair_http_connect_tls: Ours, Ours, HttpConnect, Tls;
+}
+
+#[tokio::test]
+async fn a_server_out_of_descriptors_says_so_and_takes_agents_once_there_are_some() {
+    let site = Site::new(HttpConnect, Unix);
+    let mut server = site.server(Ours, &[]).await;
+    let pid = Pid::from_raw(server.program.id().try_into().unwrap());
+    let few = Rlimit { current: Some(3), maximum: getrlimit(Resource::Nofile).maximum };
+    let before = prlimit(pid, Resource::Nofile, few).unwrap();
+    let silent = TcpStream::connect(("127.0.0.1", server.port())).await.unwrap();
+    server.program.wait_for_line("raise the limit of file descriptors").await;
+    prlimit(pid, Resource::Nofile, before).unwrap();
+    let mut agent = site.agent(Ours, server.port(), &[]).await;
+    agent.wait_for("/readyz", 200).await;
+    server.program.wait_for("/readyz", 200).await;
+    assert!(server.program.metric("portico_konnectivity_server_accept_errors_total", "") > 0.0);
+    drop(silent);
 }
 
 async fn agent_killed(mut pair: Pair, make: Make) {

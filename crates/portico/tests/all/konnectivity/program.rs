@@ -95,9 +95,13 @@ impl Program {
         }
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends the signal, such as `TERM`.
     pub(crate) fn signal(&self, name: &str) {
-        let status = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.id().to_string()).status();
         assert!(status.expect("kill(1) can be started").success());
     }
 
