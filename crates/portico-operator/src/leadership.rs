@@ -14,7 +14,7 @@ use portico_kube::text::one_line;
 use tokio::sync::watch as channel;
 use tracing::{info, warn};
 
-use crate::front::Settings;
+use crate::controllers::front::Settings;
 use crate::status::StatusHandle;
 
 /// Where the Lease of the cluster is: in the one namespace that every cluster has.

@@ -7,7 +7,7 @@ use tokio::sync::watch as channel;
 
 use crate::above::Above;
 use crate::clusters::ClusterWatch;
-use crate::exposed::ExposedWatch;
+use crate::controllers::exposed::ExposedWatch;
 use crate::kkp::KkpWatch;
 use crate::observed::Observed;
 use crate::status::StatusHandle;

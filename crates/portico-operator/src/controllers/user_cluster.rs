@@ -40,7 +40,7 @@ use tokio::time::Instant;
 
 use crate::above::Above;
 use crate::clusters::ClusterWatch;
-use crate::exposed::{ExposedWatch, Written};
+use crate::controllers::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::{Kkp, KkpWatch};
 use crate::manager::Manager;

@@ -41,7 +41,7 @@ use crate::above::Above;
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, LastWritten, Work};
 use crate::contention::RepairBackoffs;
-use crate::exposed::{Written, follow_written};
+use crate::controllers::exposed::{Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
 use crate::manager::Manager;

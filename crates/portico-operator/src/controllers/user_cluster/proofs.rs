@@ -29,7 +29,7 @@ use super::Context;
 use super::nodes::{self, ANSWERS, AT_ONCE, NODES, Nodes, failed, too_slow};
 use super::subject::{Kept, Known, Readiness, Subject, foreign, host_of};
 use crate::cache::api;
-use crate::exposure::addresses_of;
+use crate::controllers::exposure::addresses_of;
 use crate::observed;
 use crate::write::{RequestError, request};
 use presented::{NotPresented, presents};

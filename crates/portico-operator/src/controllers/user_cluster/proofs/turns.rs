@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use portico_expose::migration::Fact;
 
 use super::rollout::at_work;
-use crate::user_cluster::nodes::{Nodes, few};
+use crate::controllers::user_cluster::nodes::{Nodes, few};
 
 /// How far the nodes of a cluster are.
 #[derive(Debug, Clone, PartialEq, Eq)]

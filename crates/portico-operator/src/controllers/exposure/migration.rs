@@ -31,7 +31,7 @@ use super::pass::Done;
 use super::write::PassError;
 use crate::cache::api;
 use crate::condition::write_condition;
-use crate::exposed::{Written, reference};
+use crate::controllers::exposed::{Written, reference};
 use crate::write::as_portico;
 
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.

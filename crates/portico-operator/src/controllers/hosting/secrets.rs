@@ -29,7 +29,7 @@ use super::{ACTION, Context};
 use crate::cache::api;
 use crate::clock::{ahead, judged};
 use crate::clusters::Work;
-use crate::exposed::reference;
+use crate::controllers::exposed::reference;
 use crate::follow::recorded;
 use crate::slot::{WriteError, applied, made_once};
 use crate::status::StatusHandle;

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 use super::Context;
 use super::subject::{NOT_EXPOSED, Readiness};
 use crate::condition::write_condition;
-use crate::exposed::reference;
+use crate::controllers::exposed::reference;
 use crate::write::RequestError;
 
 /// What is no trouble, but the way of a new cluster, or of one whose inside is somebody else's: neither in

@@ -29,7 +29,7 @@ use super::Context;
 use super::objects::node_ports_of;
 use super::write::PassError;
 use crate::condition::{condition, one_text};
-use crate::exposed::projection;
+use crate::controllers::exposed::projection;
 use crate::write::as_portico;
 
 /// How it stands with a cluster after a pass.

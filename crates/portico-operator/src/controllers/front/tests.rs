@@ -402,5 +402,5 @@ async fn a_replica_that_stops_releases_the_lease() {
     let stopping = Instant::now();
     world.task.await.unwrap().unwrap();
     assert_eq!(world.api.holder(), None);
-    assert!(stopping.elapsed() < crate::operator::RELEASE_TIMEOUT);
+    assert!(stopping.elapsed() < crate::controllers::RELEASE_TIMEOUT);
 }

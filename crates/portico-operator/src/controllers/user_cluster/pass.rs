@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use super::subject::{Clusters, Known, NOT_EXPOSED, Readiness, Subject, text};
 use super::{Context, Failed, INTERNAL_KUBECONFIG};
 use crate::cache::api;
-use crate::exposed::Written;
-use crate::exposure::belongs_to;
+use crate::controllers::exposed::Written;
+use crate::controllers::exposure::belongs_to;
 use crate::write::{RequestError, request};
 
 /// What agents must trust, by the controller of seed components: during a change of CA both.

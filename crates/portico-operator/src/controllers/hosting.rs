@@ -35,7 +35,7 @@ use crate::above::Above;
 use crate::cache::Cache;
 use crate::clusters::{ClusterWatch, LastWritten};
 use crate::condition::State;
-use crate::exposed::{Written, follow_written};
+use crate::controllers::exposed::{Written, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::{Kkp, KkpWatch};
 use crate::manager::Manager;

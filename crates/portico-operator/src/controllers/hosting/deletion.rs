@@ -21,7 +21,7 @@ use super::Context;
 use crate::cache::api;
 use crate::clock::ahead;
 use crate::condition::State;
-use crate::exposure::belongs_to;
+use crate::controllers::exposure::belongs_to;
 use crate::slot::WriteError;
 use crate::write::{as_portico, only_this, request};
 

@@ -19,7 +19,7 @@ use super::Context;
 use super::tunnel::{is_in_the_way, names};
 use crate::above::reference;
 use crate::condition::State;
-use crate::exposure::ingress_of;
+use crate::controllers::exposure::ingress_of;
 use crate::slot::{Held, Presence, Put, WriteError};
 use crate::write::{PUT_BACK, part, request};
 

@@ -6,7 +6,7 @@ use portico_expose::exposure::Reachability;
 use portico_kube::events::{Events, Note, Severity};
 use tracing::{debug, warn};
 
-use crate::exposed::reference;
+use crate::controllers::exposed::reference;
 use crate::status::{ClusterInfo, ClusterReport, StatusHandle};
 use crate::write::{PUT_BACK, part};
 

@@ -7,7 +7,7 @@ use portico_expose::migration::Fact;
 use portico_expose::user_cluster::Id;
 use serde_json::Value;
 
-use crate::user_cluster::nodes::{Nodes, few};
+use crate::controllers::user_cluster::nodes::{Nodes, few};
 
 /// Where the controller of DaemonSets counts the changes of the pods' template. Pods have the number as a
 /// label.

@@ -1,4 +1,19 @@
-//! The controllers of one process: which of them run, who may write, and how they end.
+//! The controllers of one process, a file or a folder each: which of them run, which of several processes
+//! writes, and how they end.
+//!
+//! `hosting` makes the control plane of each Cluster that asks for one, `exposure` makes each reachable,
+//! `user_cluster` keeps what is inside, and `components` the gateway. [`front`] publishes the ports of
+//! clusters on the LoadBalancer Services in front of them: that of the seed, and, beside KKP, those of
+//! clusters with the strategy LoadBalancer. `exposed` writes what gateways must know of Clusters, where
+//! `exposure` does not. `webhook` refuses mistakes when they are made.
+
+pub(crate) mod components;
+pub(crate) mod exposed;
+pub(crate) mod exposure;
+pub mod front;
+pub(crate) mod hosting;
+pub(crate) mod user_cluster;
+pub(crate) mod webhook;
 
 use std::time::Duration;
 
@@ -13,19 +28,20 @@ use tokio::time::timeout;
 
 use crate::above::{Above, reference};
 use crate::clusters::ClusterWatch;
-use crate::components::{self, ComponentSettings};
-use crate::exposed::{self, ExposedWatch};
-use crate::exposure::{self, ExposureSettings};
-use crate::front::{self, Settings};
-use crate::hosting::{self, HostingSettings};
 use crate::kkp::KkpWatch;
 use crate::leadership;
 use crate::manager::Manager;
 use crate::observed::Observed;
 use crate::outage;
 use crate::status::StatusHandle;
-use crate::user_cluster::{self, UserClusterSettings};
-use crate::webhook::{self, WebhookSettings};
+
+use self::components::ComponentSettings;
+use self::exposed::ExposedWatch;
+use self::exposure::ExposureSettings;
+use self::front::Settings;
+use self::hosting::HostingSettings;
+use self::user_cluster::UserClusterSettings;
+use self::webhook::WebhookSettings;
 
 /// Time limit of releasing what was led by at the end: two Leases of an operator.
 pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(8);

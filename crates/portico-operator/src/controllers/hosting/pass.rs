@@ -35,8 +35,8 @@ use crate::cache::api;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::{State, one_text};
 use crate::contention::RepairBackoffs;
-use crate::exposed::reference;
-use crate::exposure::belongs_to;
+use crate::controllers::exposed::reference;
+use crate::controllers::exposure::belongs_to;
 use crate::slot::{Put, WriteError};
 use crate::write::{PUT_BACK, part, request};
 

@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 use super::health::{self, Health};
 use super::{ACTION, Context};
 use crate::condition::{State, condition};
-use crate::exposed::reference;
+use crate::controllers::exposed::reference;
 use crate::slot::WriteError;
 use crate::write::{as_portico, has_condition, request};
 

@@ -22,7 +22,7 @@ use super::relists::Relists;
 use crate::cache::{Cache, api};
 use crate::clusters::Work;
 use crate::contention::RepairBackoffs;
-use crate::exposure::{in_cluster, of_namespace};
+use crate::controllers::exposure::{in_cluster, of_namespace};
 use crate::slot::{Put, WriteError, delete, put};
 use crate::status::StatusHandle;
 use crate::write::request;
