@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every fuzz target of the repository for some seconds each.
+# Runs every fuzz target of the repository for some seconds each, as many at a time as there are cores.
 #
 #   fuzz/run.sh [SECONDS] [CRATE...]      default: 30 s each, all crates with a fuzz folder
 #   FUZZ_TARGETS="client_hello ..."       only these targets
@@ -36,7 +36,28 @@ coverage="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares"
 
-failed=()
+# run CRATE TARGET: says how it went in one piece, and leaves a file if it failed.
+run() {
+  local crate=$1 target=$2 folder=$root/crates/$1/fuzz corpus=$target_dir/corpus/$1/$2 log report
+  mkdir -p "$corpus" "$folder/artifacts/$target"
+  local inputs=("$corpus")
+  if [[ -d $folder/seeds/$target ]]; then inputs+=("$folder/seeds/$target/"); fi
+  log=$target_dir/$crate-$target.log
+  # An input over the caps of the parsers (64 KiB), 5 s for one input and 1 GiB are failures, not patience.
+  local limits=(-max_total_time="$seconds" -max_len=70000 -timeout=5 -rss_limit_mb=1024)
+  if "$target_dir/$host/release/$target" "${inputs[@]}" "${limits[@]}" -print_final_stats=1 \
+    -artifact_prefix="$folder/artifacts/$target/" >"$log" 2>&1; then
+    report=$(sed -n -e 's/^stat::number_of_executed_units: */   inputs tried: /p' \
+      -e 's/^stat::average_exec_per_sec: */   a second: /p' "$log")
+  else
+    echo "$crate: $target" >"$failures/$crate-$target"
+    report=$(tail -40 "$log")
+  fi
+  printf '== %s: %s, %s s\n%s\n' "$crate" "$target" "$seconds" "$report"
+}
+
+failures=$(mktemp -d)
+trap 'rm -rf "$failures"' EXIT
 ran=0
 for crate in "${crates[@]}"; do
   folder=$root/crates/$crate/fuzz
@@ -46,29 +67,16 @@ for crate in "${crates[@]}"; do
   for source in "$folder"/fuzz_targets/*.rs; do
     target=$(basename "$source" .rs)
     if [[ -n ${FUZZ_TARGETS:-} && " $FUZZ_TARGETS " != *" $target "* ]]; then continue; fi
-    corpus=$target_dir/corpus/$crate/$target
-    mkdir -p "$corpus" "$folder/artifacts/$target"
-    inputs=("$corpus")
-    if [[ -d $folder/seeds/$target ]]; then inputs+=("$folder/seeds/$target/"); fi
-    echo "== $crate: $target, $seconds s"
     ran=$((ran + 1))
-    log=$target_dir/$crate-$target.log
-    # An input over the caps of the parsers (64 KiB), 5 s for one input and 1 GiB are failures, not patience.
-    limits=(-max_total_time="$seconds" -max_len=70000 -timeout=5 -rss_limit_mb=1024)
-    if "$target_dir/$host/release/$target" "${inputs[@]}" "${limits[@]}" -print_final_stats=1 \
-      -artifact_prefix="$folder/artifacts/$target/" >"$log" 2>&1; then
-      sed -n -e 's/^stat::number_of_executed_units: */   inputs tried: /p' \
-        -e 's/^stat::average_exec_per_sec: */   a second: /p' "$log"
-    else
-      failed+=("$crate: $target")
-      tail -40 "$log"
-    fi
+    if (( $(jobs -rp | wc -l) >= $(nproc) )); then wait -n; fi
+    run "$crate" "$target" &
   done
 done
+wait
 
 (( ran )) || { echo "no fuzz target of that name" >&2; exit 2; }
-if (( ${#failed[@]} )); then
-  printf 'FAILED: %s\n' "${failed[@]}" >&2
+if [[ -n $(ls -A "$failures") ]]; then
+  sed 's/^/FAILED: /' "$failures"/* >&2
   echo "The input is in artifacts/; run target/fuzz/$host/release/TARGET FILE to see it again." >&2
   exit 1
 fi

@@ -4,6 +4,7 @@
 //! For those that come by a kubeconfig, [`FaultyApi::serve`] opens a port.
 
 use std::future::pending;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +53,14 @@ pub enum Answer {
     Status(u16),
     /// A list without objects, of a version that is yet to come.
     Empty,
+}
+
+/// A client whose requests all fail: no API server is there.
+#[must_use]
+pub fn nowhere() -> Client {
+    let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+    let service = service_fn(move |_: Request<Body>| async move { Err::<Response<Body>, _>(refused()) });
+    Client::new(service, "default")
 }
 
 /// A proxy before an API server.

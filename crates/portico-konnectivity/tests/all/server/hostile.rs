@@ -3,12 +3,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use kube::{Client, Config};
 use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Authentication, Binding, Expected, Mode, Strategy};
 use portico_konnectivity::streams::{OFFER, VERSION};
 use portico_lab::clock::Clock;
-use portico_lab::faulty_api::FaultyApi;
+use portico_lab::faulty_api::{FaultyApi, nowhere};
 use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, kind};
 use portico_wire::konnectivity::{CONNECT_PATH, Code, ConnectId, DialId, PROXY_PATH, Packet};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -406,14 +405,12 @@ async fn agents_with_made_up_tokens_wait_in_bounded_numbers_for_an_api_server_th
     const MORE: u64 = 20;
     let api = FaultyApi::default();
     api.rules(|rules| rules.mute = true);
-    portico_dial::install_provider();
-    let nobody = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
     let expected = Expected {
         namespace: "kube-system".into(),
         service_account: "konnectivity-agent".into(),
         audience: "system:konnectivity-server".into(),
     };
-    let authentication = Authentication::by_token(api.client(&nobody), expected);
+    let authentication = Authentication::by_token(api.client(&nowhere()), expected);
     let rig = Rig::of(Mode::HttpConnect, authentication, |_| {}).await;
     let mut strangers = Vec::new();
     for number in 0..WAITING + MORE {
