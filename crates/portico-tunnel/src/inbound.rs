@@ -206,12 +206,14 @@ impl Inbound {
         (self.missing > 0 || self.known > 0 || self.block > 0).then_some(self.begun)
     }
 
-    /// Reads from `stream` what h2 may see. The outer error says that the connection has to end.
+    /// Reads from `stream` what h2 may see: at most one buffer after `most` bytes of which it sees nothing.
+    /// Pending then, as if there were no more. The outer error says that the connection has to end.
     pub(crate) fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
+        most: usize,
     ) -> Result<Poll<std::io::Result<()>>, Flood> {
         loop {
             if self.pending > 0 {
@@ -255,6 +257,9 @@ impl Inbound {
             let kept = scanned?;
             if kept > 0 {
                 return Ok(Poll::Ready(Ok(())));
+            }
+            if self.read >= most {
+                return Ok(Poll::Pending);
             }
         }
     }

@@ -11,8 +11,9 @@
 
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
 use bytes::{Buf, BytesMut};
 use portico_dial::TLS_BUFFER;
@@ -53,6 +54,32 @@ pub struct Turn<S> {
     activity: Arc<Activity>,
     /// How often the tasks that were ready have run since the last flush.
     waits: u8,
+    /// After a turn with all the bytes that it may have.
+    rest: Option<Arc<Rest>>,
+}
+
+/// Over once the tasks that are ready have run, and sockets were looked at. h2 wakes its task of itself, for
+/// answers to what it has just read: such a task is always ready, and the runtime looks at sockets only every
+/// 61st time.
+#[derive(Debug)]
+struct Rest {
+    is_over: AtomicBool,
+    task: Waker,
+}
+
+impl Rest {
+    fn begin(cx: &Context<'_>) -> Arc<Self> {
+        let rest = Arc::new(Self { is_over: AtomicBool::default(), task: cx.waker().clone() });
+        wake_last(&mut Context::from_waker(&Waker::from(Arc::clone(&rest))));
+        rest
+    }
+}
+
+impl Wake for Rest {
+    fn wake(self: Arc<Self>) {
+        self.is_over.store(true, Relaxed);
+        self.task.wake_by_ref();
+    }
 }
 
 #[derive(Debug)]
@@ -68,8 +95,9 @@ struct Inner<S> {
     /// Why the last flush failed: for h2, which did not see it.
     failed: Option<io::Error>,
     inbound: Inbound,
-    /// Bytes that may still be read in this turn.
+    /// Bytes that may still be read in this turn, and whether there might have been more.
     to_read: usize,
+    has_more: bool,
     /// Why nothing more is read.
     flood: Option<Flood>,
     /// The peer did not take all that was written. A client that has not authenticated is then not read, or
@@ -85,6 +113,7 @@ pub fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Bat
     let inner = Inner {
         inbound,
         to_read: READ_UNAUTHENTICATED,
+        has_more: false,
         flood: None,
         is_full: false,
         is_unread: false,
@@ -96,7 +125,7 @@ pub fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Bat
         failed: None,
     };
     let inner = Arc::new(Mutex::new(inner));
-    (Batched(Arc::clone(&inner)), Turn { inner, activity: Arc::clone(activity), waits: 0 })
+    (Batched(Arc::clone(&inner)), Turn { inner, activity: Arc::clone(activity), waits: 0, rest: None })
 }
 
 impl<S: AsyncWrite + Unpin> Turn<S> {
@@ -107,6 +136,10 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
         cx: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
+        if self.rest.as_ref().is_some_and(|rest| !rest.is_over.load(Relaxed)) {
+            return Poll::Pending;
+        }
+        self.rest = None;
         // Without bytes of streams there is nothing to wait for: what came is read at once.
         let has_queued = self.activity.take_queued();
         if has_queued {
@@ -139,8 +172,11 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     }
 
     /// Ends a turn: writes what was queued.
-    fn end(&self, cx: &mut Context<'_>) {
+    fn end(&mut self, cx: &mut Context<'_>) {
         let mut inner = lock(&self.inner);
+        if std::mem::take(&mut inner.has_more) {
+            self.rest = Some(Rest::begin(cx));
+        }
         inner.to_read = if self.activity.is_authenticated() { READ } else { READ_UNAUTHENTICATED };
         self.activity.unfinished(inner.inbound.unfinished(), inner.inbound.unfinished_frame());
         let flushed = inner.poll_flush(cx);
@@ -160,8 +196,7 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     }
 }
 
-/// Wakes this task behind those that are ready, and behind those that the sockets make ready meanwhile: a
-/// task that wakes itself has the runtime look at sockets only every 61 times.
+/// Wakes this task behind those that are ready, and behind those that the sockets make ready meanwhile.
 fn wake_last(cx: &mut Context<'_>) {
     let _ = pin!(tokio::task::yield_now()).poll(cx);
 }
@@ -198,14 +233,14 @@ impl<S: AsyncRead + Unpin> Inner<S> {
             return Poll::Pending;
         }
         if self.to_read == 0 {
-            wake_last(cx);
             return Poll::Pending;
         }
-        let polled = self.inbound.poll_read(&mut self.stream, cx, buf);
+        let polled = self.inbound.poll_read(&mut self.stream, cx, buf, self.to_read);
         let read = self.inbound.take_read();
         if read > 0 {
             self.to_read = self.to_read.saturating_sub(read);
             self.activity.note_received();
+            self.has_more = self.to_read == 0;
         }
         polled.unwrap_or_else(|flood| {
             self.flood = Some(flood);
@@ -323,7 +358,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Batched<S> {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::AtomicUsize;
 
     use portico_net::MemoryBudget;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -435,12 +470,25 @@ mod tests {
         assert!(ready.is_finished());
     }
 
-    /// Sends frames of DATA without end.
+    /// Sends the same frame without end.
     #[derive(Debug)]
-    struct Endless;
+    struct Endless(&'static [u8]);
 
-    impl Endless {
-        const FRAME: [u8; 16] = [0, 0, 7, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    /// DATA, and DATA that says nothing, which h2 does not see.
+    const FRAMES: [&[u8]; 2] = [&[0, 0, 3, 0, 0, 0, 0, 0, 1, 7, 7, 7], &[0, 0, 0, 0, 0, 0, 0, 0, 1]];
+
+    impl AsyncWrite for Endless {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
     }
 
     impl AsyncRead for Endless {
@@ -449,22 +497,31 @@ mod tests {
             _: &mut Context<'_>,
             buf: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
-            (0..buf.remaining() / Self::FRAME.len()).for_each(|_| buf.put_slice(&Self::FRAME));
+            (0..buf.remaining() / self.0.len()).for_each(|_| buf.put_slice(self.0));
             Poll::Ready(Ok(()))
         }
     }
 
     #[tokio::test]
     async fn sockets_are_looked_at_between_two_turns_of_a_connection_that_always_has_more() {
+        for frame in FRAMES {
+            look_between_turns_of(Endless(frame)).await;
+        }
+    }
+
+    async fn look_between_turns_of(endless: Endless) {
         let activity = Arc::new(Activity::new(&MemoryBudget::new(1 << 20)));
-        let (mut stream, _) = batched(Endless, Inbound::trusted(), &activity);
+        let (mut stream, mut turn) = batched(endless, Inbound::trusted(), &activity);
         let turns = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&turns);
-        tokio::spawn(poll_fn(move |cx| {
-            counted.fetch_add(1, Relaxed);
-            lock(&stream.0).to_read = READ;
-            while Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 4096])).is_ready() {}
-            Poll::<()>::Pending
+        let task = tokio::spawn(poll_fn(move |cx| {
+            turn.poll(cx, |cx| {
+                counted.fetch_add(1, Relaxed);
+                while Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 4096])).is_ready() {}
+                // As h2 does, after an answer to what it has read.
+                cx.waker().wake_by_ref();
+                Poll::<()>::Pending
+            })
         }));
         let (mut client, mut server) = UnixStream::pair().unwrap();
         for _ in 0..10 {
@@ -476,6 +533,7 @@ mod tests {
             let waited = turns.load(Relaxed) - before;
             assert!(waited <= 2, "{waited} turns");
         }
+        task.abort();
     }
 
     #[tokio::test]
