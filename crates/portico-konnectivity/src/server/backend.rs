@@ -19,6 +19,7 @@ use portico_net::memory::Holder;
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout};
 
 use super::counters::Segment;
@@ -428,6 +429,8 @@ async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), Bac
         let window = backend.take(packet, message.window)?;
         receiver.release(window);
         backend.overrun()?;
+        // A window of small packets is tens of thousands.
+        consume_budget().await;
     }
     Ok(())
 }

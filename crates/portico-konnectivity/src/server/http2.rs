@@ -21,15 +21,10 @@ use portico_tunnel::connection::{
 };
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::settings::{MAX_REFUSED, NATIVE_PING};
 use super::unauthenticated::Crowded;
-
-/// Requests that are taken before all other tasks have their turn, and sockets are looked at: what is read in
-/// one turn has more than a thousand, of a peer that only sends what is refused.
-const REQUESTS: u32 = 32;
 
 /// Why a connection ended otherwise than by its peer's wish.
 #[derive(Debug, Error)]
@@ -152,7 +147,7 @@ where
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), interval, wait);
     let mut stop = pin!(stop);
     let mut impatience = pin!(sleep_until(limits.deadline));
-    let (mut patient, mut pings_soon, mut taken) = (false, false, 0_u32);
+    let (mut patient, mut pings_soon) = (false, false);
     loop {
         let accepted = poll_fn(|cx| {
             if is_limited && (activity.is_authenticated() || peer.is_known()) {
@@ -181,10 +176,6 @@ where
                     start(request, respond);
                     if peer.refused.load(Relaxed) > MAX_REFUSED {
                         return Err(ConnectionError::Refused);
-                    }
-                    taken = (taken + 1) % REQUESTS;
-                    if taken == 0 {
-                        yield_now().await;
                     }
                 }
             },

@@ -49,9 +49,6 @@ const UNAUTHENTICATED: Duration = Duration::from_secs(120);
 /// How long a frame may take from an authenticated client, at most twice: 120 KiB at 32 kbit/s.
 const FRAME: Duration = Duration::from_secs(30);
 
-/// How many requests are started before the tasks that are ready run.
-const STARTS: u32 = 32;
-
 /// Serves a connection until it ends. `drain` is ready when no new streams are wanted.
 pub(crate) async fn serve<S, H>(
     stream: S,
@@ -79,7 +76,6 @@ where
     let mut drain = pin!(drain);
     let mut draining = false;
     let mut is_counted = false;
-    let mut starts = 0;
     loop {
         let step = async {
             poll_fn(|cx| {
@@ -121,10 +117,6 @@ where
                     }
                     let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
                     start(request, respond, caller, handler, tunnel);
-                    starts += 1;
-                    if starts % STARTS == 0 {
-                        tokio::task::yield_now().await;
-                    }
                 }
             },
             impatient = patience.ended(&activity) => {
