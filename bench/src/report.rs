@@ -130,7 +130,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
         }));
         line.push(match row.bar {
             Bar::Times { peer, factor } if (factor - 1.0).abs() < f64::EPSILON => format!("≤ {peer}"),
-            Bar::Times { peer, factor } => format!("≤ {factor} × {peer}"),
+            Bar::Times { peer, factor } => format!("≤ {} × {peer}", (factor * 100.0).round() / 100.0),
             Bar::AtMost(most) => format!("≤ {}", figure(most)),
             Bar::Open => String::new(),
         });

@@ -25,6 +25,7 @@ use crate::idle::Idle;
 use crate::linger::{self, LINGER};
 use crate::meter::{End, Meter, Side};
 use crate::stream::Stream;
+use crate::turn::wake_last;
 
 /// Copies both ways until both directions have ended or something ends them. `first` goes to the upstream
 /// before all else. The caller closes the sockets afterwards, which resets them if that is how the connection
@@ -110,7 +111,7 @@ impl<M: Meter> Pump<'_, M> {
             return Poll::Ready(end);
         }
         if up == Stop::Turn || down == Stop::Turn {
-            cx.waker().wake_by_ref();
+            wake_last(cx);
             return Poll::Pending;
         }
         // A socket is waited for by the direction that reads it or by the one that is blocked on it.

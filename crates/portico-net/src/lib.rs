@@ -4,7 +4,8 @@
 //! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through pipes where a transfer is
 //! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
 //! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection. [`memory`] and
-//! [`slots`] bound what peers hold, [`rate`] and [`line_limit`] how often they cause something.
+//! [`slots`] bound what peers hold, [`rate`] and [`line_limit`] how often they cause something, and [`turn`]
+//! lets the tasks of others go first.
 
 pub mod access;
 mod batch;
@@ -27,6 +28,7 @@ pub mod socket;
 pub mod stream;
 mod sys;
 pub mod takeover;
+pub mod turn;
 
 pub use copy::copy;
 pub use error_watch::ErrorWatch;

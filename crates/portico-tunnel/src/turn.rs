@@ -10,13 +10,14 @@
 //! What is read goes through [`Inbound`].
 
 use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
 use bytes::{Buf, BytesMut};
 use portico_dial::TLS_BUFFER;
+use portico_net::turn::wake_last;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::activity::Activity;
@@ -196,11 +197,6 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     }
 }
 
-/// Wakes this task behind those that are ready, and behind those that the sockets make ready meanwhile.
-fn wake_last(cx: &mut Context<'_>) {
-    let _ = pin!(tokio::task::yield_now()).poll(cx);
-}
-
 fn lock<S>(inner: &Mutex<Inner<S>>) -> MutexGuard<'_, Inner<S>> {
     // A panic elsewhere leaves nothing half done here.
     inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -358,6 +354,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Batched<S> {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::pin::pin;
     use std::sync::atomic::AtomicUsize;
 
     use portico_net::MemoryBudget;
