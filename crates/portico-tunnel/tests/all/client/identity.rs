@@ -107,8 +107,8 @@ async fn a_connection_that_refuses_us_is_replaced_by_one_to_another_gateway_that
     );
     let all = settings(&[refuses.address, opens.address]);
     let all = ClientSettings { ping_interval: Duration::from_secs(100_000), tunnels: 1, ..all };
-    // Which of the two it connects to first is chance: one of these begins with the one that refuses.
-    let clients: Vec<_> = (0..8).map(|_| Client::start(all.clone())).collect();
+    // Which of the two it connects to first is chance: of so many one begins with the one that refuses.
+    let clients: Vec<_> = (0..40).map(|_| Client::start(all.clone())).collect();
     clock.until("asked", || refuses.options() > 0).await;
     clock.until("accepted", || clients.iter().all(is_accepted)).await;
 }
