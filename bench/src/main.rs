@@ -44,6 +44,16 @@ use rows::{
     steady, tunnels,
 };
 
+/// Rows that share running proxies.
+const STEADY: [Measure; 6] = [
+    Measure::Connection,
+    Measure::Abort,
+    Measure::Close,
+    Measure::RoundTrip,
+    Measure::Download,
+    Measure::Upload,
+];
+
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Measure {
@@ -189,84 +199,80 @@ fn run(arguments: &Arguments) -> Result<bool> {
     };
     let _backend = backend::Backend::start(bench.backend_port())?;
 
-    let rows = measure(&bench, arguments)?;
+    let (rows, is_whole) = measure(&bench, arguments);
     println!("{}", report::table(&rows));
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report::json(&rows)).context("a report is JSON")?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(!arguments.strict || rows.iter().all(|row| row.holds() != Some(false)))
+    Ok(is_whole && (!arguments.strict || rows.iter().all(|row| row.holds() != Some(false))))
 }
 
-/// The rows asked for, in the order of the design's table. Rows of a kind share running proxies.
-fn measure(bench: &Bench, arguments: &Arguments) -> Result<Vec<Row>> {
-    let asked = |row: Measure| arguments.rows.is_empty() || arguments.rows.contains(&row);
-    let mut rows = Vec::new();
-    let shared = [
-        Measure::Connection,
-        Measure::Abort,
-        Measure::Close,
-        Measure::RoundTrip,
-        Measure::Download,
-        Measure::Upload,
-    ];
-    if shared.into_iter().any(asked) {
-        let running = bench.start_all(CLUSTERS, "steady")?;
-        for measure in shared.into_iter().filter(|&row| asked(row)) {
-            rows.push(match measure {
-                Measure::Abort => steady::connection(bench, &running, Ending::Abort)?,
-                Measure::Close => steady::connection(bench, &running, Ending::Close)?,
-                Measure::RoundTrip => steady::round_trip(bench, &running)?,
-                Measure::Download => steady::bulk(bench, &running, Direction::Download)?,
-                Measure::Upload => steady::bulk(bench, &running, Direction::Upload)?,
-                _ => steady::connection(bench, &running, Ending::Orderly)?,
-            });
+/// The rows asked for, in the order of `--help`, and whether all of them could be measured. One that cannot is
+/// said, and costs no other.
+fn measure(bench: &Bench, arguments: &Arguments) -> (Vec<Row>, bool) {
+    let asked = |row: &Measure| arguments.rows.is_empty() || arguments.rows.contains(row);
+    let (steady, others): (Vec<Measure>, Vec<Measure>) =
+        Measure::value_variants().iter().copied().filter(asked).partition(|row| STEADY.contains(row));
+    let mut measured = Vec::new();
+    if !steady.is_empty() {
+        measured.push(steady_rows(bench, &steady));
+    }
+    measured.extend(
+        others.into_iter().map(|row| {
+            rows_of(bench, arguments, row).with_context(|| format!("{row:?} could not be measured"))
+        }),
+    );
+    let (mut rows, mut is_whole) = (Vec::new(), true);
+    for group in measured {
+        match group {
+            Ok(group) => rows.extend(group),
+            Err(error) => {
+                eprintln!("portico-bench: {error:#}");
+                is_whole = false;
+            }
         }
     }
-    if asked(Measure::Idle) {
-        rows.push(footprint::idle(bench, CLUSTERS)?);
+    (rows, is_whole)
+}
+
+/// Those that share running proxies.
+fn steady_rows(bench: &Bench, rows: &[Measure]) -> Result<Vec<Row>> {
+    let running = bench.start_all(CLUSTERS, "steady")?;
+    let rows = rows.iter().map(|row| match row {
+        Measure::Abort => steady::connection(bench, &running, Ending::Abort),
+        Measure::Close => steady::connection(bench, &running, Ending::Close),
+        Measure::RoundTrip => steady::round_trip(bench, &running),
+        Measure::Download => steady::bulk(bench, &running, Direction::Download),
+        Measure::Upload => steady::bulk(bench, &running, Direction::Upload),
+        _ => steady::connection(bench, &running, Ending::Orderly),
+    });
+    rows.collect()
+}
+
+/// Those of one that has its proxies for itself.
+fn rows_of(bench: &Bench, arguments: &Arguments, row: Measure) -> Result<Vec<Row>> {
+    let pair = |tunnel| {
+        let mut rows = pair::steady(bench, CLUSTERS, tunnel)?;
+        rows.push(pair::idle(bench, CLUSTERS, tunnel)?);
+        Ok(rows)
+    };
+    match row {
+        Measure::Idle => footprint::idle(bench, CLUSTERS).map(|row| vec![row]),
+        Measure::Memory => footprint::memory(bench, &arguments.memory_scales),
+        Measure::AddCluster => change::add_cluster(bench).map(|row| vec![row]),
+        Measure::Pair => pair(Tunnel::Plain),
+        Measure::PairTls => pair(Tunnel::Tls),
+        Measure::Agent => agent::rows(bench),
+        Measure::Agents => fleet::rows(bench),
+        Measure::TunnelCut => tunnels::cut(bench, CLUSTERS).map(|row| vec![row]),
+        Measure::Isolation => isolation::rows(bench),
+        Measure::Hostile => hostile::rows(bench),
+        Measure::Konnectivity => konnectivity::rows(bench, &makes(arguments)?),
+        Measure::KonnectivityAgents => konnectivity_agents::rows(bench, &makes(arguments)?),
+        Measure::Scale => steady::scale(bench, &arguments.scales),
+        row => steady_rows(bench, &[row]),
     }
-    if asked(Measure::Memory) {
-        rows.extend(footprint::memory(bench, &arguments.memory_scales)?);
-    }
-    if asked(Measure::AddCluster) {
-        rows.push(change::add_cluster(bench)?);
-    }
-    if asked(Measure::Pair) {
-        rows.extend(pair::steady(bench, CLUSTERS, Tunnel::Plain)?);
-        rows.push(pair::idle(bench, CLUSTERS, Tunnel::Plain)?);
-    }
-    if asked(Measure::PairTls) {
-        rows.extend(pair::steady(bench, CLUSTERS, Tunnel::Tls)?);
-        rows.push(pair::idle(bench, CLUSTERS, Tunnel::Tls)?);
-    }
-    if asked(Measure::Agent) {
-        rows.extend(agent::rows(bench)?);
-    }
-    if asked(Measure::Agents) {
-        rows.extend(fleet::rows(bench)?);
-    }
-    if asked(Measure::TunnelCut) {
-        rows.push(tunnels::cut(bench, CLUSTERS)?);
-    }
-    if asked(Measure::Isolation) {
-        rows.extend(isolation::rows(bench)?);
-    }
-    if asked(Measure::Hostile) {
-        rows.extend(hostile::rows(bench)?);
-    }
-    if asked(Measure::Konnectivity) {
-        let makes = makes(arguments)?;
-        rows.extend(konnectivity::rows(bench, &makes)?);
-    }
-    if asked(Measure::KonnectivityAgents) {
-        let makes = makes(arguments)?;
-        rows.extend(konnectivity_agents::rows(bench, &makes)?);
-    }
-    if asked(Measure::Scale) {
-        rows.extend(steady::scale(bench, &arguments.scales)?);
-    }
-    Ok(rows)
 }
 
 /// The programs that take part, in the order of the table.
