@@ -208,8 +208,8 @@ fn run(arguments: &Arguments) -> Result<bool> {
     Ok(is_whole && (!arguments.strict || rows.iter().all(|row| row.holds() != Some(false))))
 }
 
-/// The rows asked for, in the order of `--help`, and whether all of them could be measured. One that cannot is
-/// said, and costs no other.
+/// The rows asked for, in the order of `--help`, and whether all of them could be measured. One that cannot
+/// is said, and costs no other.
 fn measure(bench: &Bench, arguments: &Arguments) -> (Vec<Row>, bool) {
     let asked = |row: &Measure| arguments.rows.is_empty() || arguments.rows.contains(row);
     let (steady, others): (Vec<Measure>, Vec<Measure>) =
