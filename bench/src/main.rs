@@ -214,17 +214,12 @@ fn measure(bench: &Bench, arguments: &Arguments) -> (Vec<Row>, bool) {
     let asked = |row: &Measure| arguments.rows.is_empty() || arguments.rows.contains(row);
     let (steady, others): (Vec<Measure>, Vec<Measure>) =
         Measure::value_variants().iter().copied().filter(asked).partition(|row| STEADY.contains(row));
-    let mut measured = Vec::new();
-    if !steady.is_empty() {
-        measured.push(steady_rows(bench, &steady));
-    }
-    measured.extend(
-        others.into_iter().map(|row| {
-            rows_of(bench, arguments, row).with_context(|| format!("{row:?} could not be measured"))
-        }),
-    );
+    let steady = (!steady.is_empty()).then(|| steady_rows(bench, &steady));
+    let others = others
+        .into_iter()
+        .map(|row| rows_of(bench, arguments, row).with_context(|| format!("{row:?} could not be measured")));
     let (mut rows, mut is_whole) = (Vec::new(), true);
-    for group in measured {
+    for group in steady.into_iter().chain(others) {
         match group {
             Ok(group) => rows.extend(group),
             Err(error) => {

@@ -96,9 +96,8 @@ struct Inner<S> {
     /// Why the last flush failed: for h2, which did not see it.
     failed: Option<io::Error>,
     inbound: Inbound,
-    /// Bytes that may still be read in this turn, and whether there might have been more.
+    /// Bytes that may still be read in this turn.
     to_read: usize,
-    has_more: bool,
     /// Why nothing more is read.
     flood: Option<Flood>,
     /// The peer did not take all that was written. A client that has not authenticated is then not read, or
@@ -114,7 +113,6 @@ pub fn batched<S>(stream: S, inbound: Inbound, activity: &Arc<Activity>) -> (Bat
     let inner = Inner {
         inbound,
         to_read: READ_UNAUTHENTICATED,
-        has_more: false,
         flood: None,
         is_full: false,
         is_unread: false,
@@ -175,7 +173,7 @@ impl<S: AsyncWrite + Unpin> Turn<S> {
     /// Ends a turn: writes what was queued.
     fn end(&mut self, cx: &mut Context<'_>) {
         let mut inner = lock(&self.inner);
-        if std::mem::take(&mut inner.has_more) {
+        if inner.to_read == 0 {
             self.rest = Some(Rest::begin(cx));
         }
         inner.to_read = if self.activity.is_authenticated() { READ } else { READ_UNAUTHENTICATED };
@@ -236,7 +234,6 @@ impl<S: AsyncRead + Unpin> Inner<S> {
         if read > 0 {
             self.to_read = self.to_read.saturating_sub(read);
             self.activity.note_received();
-            self.has_more = self.to_read == 0;
         }
         polled.unwrap_or_else(|flood| {
             self.flood = Some(flood);
@@ -370,6 +367,8 @@ mod tests {
         is_broken: bool,
         /// What is written stays in the stream, as records of TLS do whose socket is full.
         is_full: bool,
+        /// A frame that is read again and again, without end. Without one there is nothing to read.
+        endless: &'static [u8],
     }
 
     impl AsyncWrite for Writes {
@@ -404,8 +403,16 @@ mod tests {
     }
 
     impl AsyncRead for Writes {
-        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            Poll::Pending
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if self.endless.is_empty() {
+                return Poll::Pending;
+            }
+            (0..buf.remaining() / self.endless.len()).for_each(|_| buf.put_slice(self.endless));
+            Poll::Ready(Ok(()))
         }
     }
 
@@ -467,48 +474,19 @@ mod tests {
         assert!(ready.is_finished());
     }
 
-    /// Sends the same frame without end.
-    #[derive(Debug)]
-    struct Endless(&'static [u8]);
-
     /// DATA, and DATA that says nothing, which h2 does not see.
     const FRAMES: [&[u8]; 2] = [&[0, 0, 3, 0, 0, 0, 0, 0, 1, 7, 7, 7], &[0, 0, 0, 0, 0, 0, 0, 0, 1]];
-
-    impl AsyncWrite for Endless {
-        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-            Poll::Ready(Ok(buf.len()))
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    impl AsyncRead for Endless {
-        fn poll_read(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-            buf: &mut ReadBuf<'_>,
-        ) -> Poll<io::Result<()>> {
-            (0..buf.remaining() / self.0.len()).for_each(|_| buf.put_slice(self.0));
-            Poll::Ready(Ok(()))
-        }
-    }
 
     #[tokio::test]
     async fn sockets_are_looked_at_between_two_turns_of_a_connection_that_always_has_more() {
         for frame in FRAMES {
-            look_between_turns_of(Endless(frame)).await;
+            look_between_turns_that_read(frame).await;
         }
     }
 
-    async fn look_between_turns_of(endless: Endless) {
-        let activity = Arc::new(Activity::new(&MemoryBudget::new(1 << 20)));
-        let (mut stream, mut turn) = batched(endless, Inbound::trusted(), &activity);
+    async fn look_between_turns_that_read(endless: &'static [u8]) {
+        let (mut stream, mut turn) = connection();
+        lock(&stream.0).stream.endless = endless;
         let turns = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&turns);
         let task = tokio::spawn(poll_fn(move |cx| {

@@ -164,7 +164,7 @@ where
         tokio::select! {
             biased;
             () = &mut stop => return Ok(()),
-            () = peer.evicted() => return Err(Crowded.into()),
+            () = peer.evicted(), if !peer.is_known() => return Err(Crowded.into()),
             () = peer.becomes_native(), if !pings_soon => {
                 pings_soon = true;
                 keep_alive.set(NATIVE_PING, NATIVE_PING);
