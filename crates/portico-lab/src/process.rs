@@ -12,12 +12,15 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::ended::Ended;
 use crate::lab::Lab;
 use crate::wait;
+
+/// For the threads of a process to stand still.
+const STANDS_STILL: Duration = Duration::from_secs(30);
 
 /// A running program of a lab. Killed when dropped; [`stop`](Process::stop) is the polite way.
 pub struct Process {
@@ -93,9 +96,17 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child();
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
-        kill_process(pid, signal).with_context(|| format!("sending {signal:?} to {}", self.name))
+        kill_process(self.process_id()?, signal)
+            .with_context(|| format!("sending {signal:?} to {}", self.name))
+    }
+
+    fn process_id(&self) -> Result<Pid> {
+        i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("no process id")
+    }
+
+    /// Has it stand still, as [`freeze`] does.
+    pub fn freeze(&self) -> Result<()> {
+        freeze(self.process_id()?)
     }
 
     /// SIGTERM, then waits for it to end within `limit`.
@@ -122,6 +133,22 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Sends SIGSTOP, and waits until no thread runs. The signal finds one of them, which may not have its turn
+/// for a while on a busy machine: the others answer meanwhile as if nothing had happened.
+pub fn freeze(process: Pid) -> Result<()> {
+    kill_process(process, Signal::STOP).with_context(|| format!("sending SIGSTOP to {process:?}"))?;
+    let threads = format!("/proc/{}/task", process.as_raw_nonzero());
+    wait::until(&format!("{process:?} to stand still"), STANDS_STILL, || {
+        for thread in fs::read_dir(&threads).context("it has ended")? {
+            let state = fs::read_to_string(thread?.path().join("stat")).unwrap_or_default();
+            // The state comes after the name, which may have any letters. A thread that has ended has none.
+            let state = state.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+            ensure!(state.is_none_or(|state| "TtZX".contains(state)), "a thread is in state {state:?}");
+        }
+        Ok(())
+    })
 }
 
 /// The last lines of a log file.

@@ -96,7 +96,7 @@ fn our_agent_works_with_an_envoy_gateway_as_kkp_configures_it() {
     .unwrap();
 
     // It stands still and says nothing, then it goes on: a client that waits that long loses nothing.
-    first.signal(Signal::STOP).unwrap();
+    first.freeze().unwrap();
     site.ask().expect_err("nobody carries it");
     first.signal(Signal::CONT).unwrap();
     site.wait_open(&agent);

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use portico_lab::control_plane::Options;
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
+use portico_lab::process::freeze;
 use portico_lab::{
     Authority, Host, Image, Kubectl, Node, Seed, UserCluster, konnectivity, long_form, say, wait,
 };
@@ -174,7 +175,7 @@ impl Story {
     fn a_frozen_agent_is_left_for_the_other(&self, agents: &Agents) {
         let streams = Streams::open(self, agents);
         let [frozen, other] = agents.ready(self);
-        kill_process(frozen.process, Signal::STOP).unwrap();
+        freeze(frozen.process).unwrap();
         new_requests_work(self, "an agent stood still");
         streams.beat_of(&other);
         kill_process(frozen.process, Signal::CONT).unwrap();
@@ -200,12 +201,12 @@ impl Story {
     fn what_stands_still_goes_on(&self, agents: &Agents) {
         let streams = Streams::open(self, agents);
         let [agent, other] = agents.ready(self);
-        kill_process(agent.process, Signal::STOP).unwrap();
+        freeze(agent.process).unwrap();
         streams.beat_of(&other);
         kill_process(agent.process, Signal::CONT).unwrap();
         streams.beat_of(&agent);
         let server = server::process(&self.seed, &self.cluster);
-        kill_process(server, Signal::STOP).unwrap();
+        freeze(server).unwrap();
         // What does not go into the cluster does not wait.
         self.way.ask().unwrap();
         kill_process(server, Signal::CONT).unwrap();

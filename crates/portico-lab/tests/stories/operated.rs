@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use portico_lab::operated::{CLUSTERS, SEED, service, wait_condition};
+use portico_lab::process::freeze;
 use portico_lab::{Image, Node, Operated, Seed, Steps, UserCluster, say, wait};
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
@@ -208,7 +209,7 @@ impl Story {
     /// SIGSTOP for one of them: a change of another cluster is done, inside and out.
     fn an_api_server_that_stands_still_holds_up_no_other_cluster(&self) {
         let frozen = api_server(&self.seed, &self.hosted[1]);
-        kill_process(frozen, Signal::STOP).unwrap();
+        freeze(frozen).unwrap();
         let kubectl = self.seed.kubectl();
         for name in ["by-balancer", "by-name"] {
             let namespace = format!("cluster-{name}");
@@ -238,7 +239,7 @@ impl Story {
     /// The control plane of the seed stands still: clusters are reached as before.
     fn the_seeds_api_server_away_is_not_felt(&self, watches: &[Watch<'_>]) {
         let api_server = self.seed.control_plane().api_server();
-        api_server.signal(Signal::STOP).unwrap();
+        api_server.freeze().unwrap();
         for way in &self.ways {
             way.ask().unwrap();
         }

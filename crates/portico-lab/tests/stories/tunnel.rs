@@ -21,6 +21,7 @@ use anyhow::{Context, Result, ensure};
 use portico_lab::control_plane::ADMINS;
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::kubectl::condition;
+use portico_lab::process::freeze;
 use portico_lab::{Authority, Host, Image, Kubectl, Node, Process, Seed, UserCluster, programs, say, wait};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -350,7 +351,7 @@ impl Story {
     fn a_frozen_gateway_is_left_for_the_other(&self, clients: &[Client], watches: &mut Watches) {
         let [other, victim] = &self.gateways;
         let safe = self.streams_of(other);
-        victim.signal(&self.seed, Signal::STOP);
+        freeze(victim.process(&self.seed).unwrap()).unwrap();
         new_connections_work(clients, "a gateway was frozen");
         self.still_carries(other, &safe);
         victim.signal(&self.seed, Signal::CONT);
@@ -422,7 +423,7 @@ impl Story {
     /// What it carries waits and goes on, unless a gateway has given it up meanwhile.
     fn a_frozen_agent_goes_on(&self, clients: &[Client], watches: &Watches) {
         let agent = self.agent(0);
-        kill_process(agent, Signal::STOP).unwrap();
+        freeze(agent).unwrap();
         watches.beat_of(1);
         kill_process(agent, Signal::CONT).unwrap();
         new_connections_work(clients, "a frozen agent goes on");
@@ -464,7 +465,7 @@ impl Story {
         let south = kubectl_inside(&self.seed, &self.south);
         let others = self.watch_south(&south, "before-the-freeze");
         let api_server = api_server(&self.seed, &self.north);
-        kill_process(api_server, Signal::STOP).unwrap();
+        freeze(api_server).unwrap();
         south.run(&["create", "configmap", "during-the-freeze"]).unwrap();
         others.iter().for_each(|watch| watch.wait_for_log("during-the-freeze", SOON).unwrap());
         kill_process(api_server, Signal::CONT).unwrap();

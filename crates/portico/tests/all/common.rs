@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use portico_lab::process::freeze;
+use rustix::process::Pid;
 use tempfile::TempDir;
 
 /// The most that anything here takes on a busy machine. Nothing waits for it when all is well.
@@ -112,6 +114,12 @@ impl Process {
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").arg(format!("-{name}")).arg(self.id().to_string()).status();
         assert!(status.expect("kill(1) can be started").success());
+    }
+
+    /// Has it stand still until it gets `CONT`.
+    pub(crate) fn freeze(&self) {
+        let process = i32::try_from(self.id()).ok().and_then(Pid::from_raw).expect("a child has an id");
+        freeze(process).expect("it can be stopped");
     }
 
     /// Waits for its end.

@@ -377,7 +377,7 @@ fn a_predecessor_that_hangs_stops_neither_the_admin_listener_nor_sigterm() {
     let flags = ["--take-over", socket.to_str().unwrap()];
     let old = gateway(folder.path(), &flags);
     wait_until("the listeners are offered", || socket.exists());
-    old.process.signal("STOP");
+    old.process.freeze();
     let mut new = starting(folder.path(), &[&flags[..], &["--node-port-address", "127.0.0.1"]].concat());
     let error = format!("the process at {} (PID {}) was asked", socket.display(), old.process.id());
     assert_eq!(get(new.admin, "/healthz").0, 200);

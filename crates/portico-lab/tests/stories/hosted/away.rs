@@ -26,7 +26,7 @@ pub(super) fn the_seeds_api_server_is_not_missed(clusters: &[Hosted<'_>], nodes:
     let seed = clusters[0].seed;
     let before: Vec<Vec<String>> = clusters.iter().map(|cluster| cluster.what_runs().unwrap()).collect();
     let (api_server, start) = (seed.control_plane().api_server(), Instant::now());
-    api_server.signal(Signal::STOP).unwrap();
+    api_server.freeze().unwrap();
     clusters.iter().for_each(|cluster| drop(cluster.run_inside("delete").unwrap()));
     let mut rounds = 0;
     while rounds == 0 || start.elapsed() < away() {
