@@ -17,8 +17,10 @@ use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::{BadMigrationSettings, MIGRATION, MigrationSettings};
 use portico_api::strategy::ExposeStrategy;
 
+pub mod order;
 pub mod plan;
 pub mod quiet;
+pub mod waves;
 
 /// A door that was used within that time is told of as in use.
 const RESTS: SignedDuration = SignedDuration::from_mins(1);

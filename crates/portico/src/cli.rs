@@ -483,6 +483,8 @@ mod tests {
         "portico-agent/src/listen.rs",
         // `--sni-listen`, `--tunnel-listen` and NodePorts.
         "portico-gateway/src/entry/listen.rs",
+        // Whether the kubelet's ports are free, for a moment; nobody is answered.
+        "portico-join/src/checks.rs",
         // `--uds-name`, `--server-port` and `--agent-port` of `konnectivity server`.
         "portico-konnectivity/src/server/listen.rs",
         // `preflight --listen`: the ports of the rows that lead to its role, while it runs.
@@ -490,8 +492,6 @@ mod tests {
         // The demo, on loopback.
         "portico/src/verb/demo/ports.rs",
         "portico/src/verb/demo/stand_in.rs",
-        // Whether the kubelet's ports are free, for a moment; nobody is answered.
-        "portico/src/verb/join/checks.rs",
         // `--webhook-listen`.
         "portico/src/verb/operator.rs",
     ];

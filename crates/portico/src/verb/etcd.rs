@@ -1,39 +1,18 @@
-//! `portico etcd`: what runs etcd in the pods of a control plane, and looks after it while it runs.
-//!
-//! [`join`] decides, from the folder of the data and from what other members say, how a member starts;
-//! [`upkeep`] decides what a running ring needs. Both are plain functions; [`client`] asks and does. etcd's
-//! JSON gateway is spoken, which every member serves: a dozen calls need no gRPC library, of which this
-//! program has none.
+//! `portico etcd`: this program as the launcher of etcd in the pods of a control plane.
 
-mod arguments;
-mod client;
-mod join;
-mod upkeep;
-
-use std::convert::Infallible;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
-use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::Command;
-use tracing::{error, info, warn};
+use portico_etcd::{Ended, Launch};
+use tracing::{error, warn};
 
-use self::arguments::Arguments;
-use self::client::Client;
-use self::join::{Answer, Folder, Step};
 use crate::args::positive_duration;
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
-
-/// Between two questions of a member that waits for others. Long enough for nobody to mind.
-const AGAIN: Duration = Duration::from_secs(2);
 
 /// Where a kubelet reads the last words of a container. They get into the status of its pod.
 const LAST_WORDS: &str = "/dev/termination-log";
@@ -116,107 +95,26 @@ fn install(file: &Path) -> anyhow::Result<Outcome> {
 
 impl Flags {
     async fn launch(&self) -> anyhow::Result<Outcome> {
-        let mut arguments = Arguments::of(&self.etcd)?;
-        let own = arguments.endpoint.clone();
-        let mut endpoints = self.endpoints.clone();
-        if !endpoints.contains(&own) {
-            endpoints.push(own.clone());
-        }
-        let client = Client::new(&endpoints, arguments.tls())?;
         // Process 1 of a container is sent no signal that it does not catch.
         let mut daemon = Daemon::start(Hangup::IsIgnored)?;
-        let started = daemon.unless_stopped(self.decide(&mut arguments, &client)).await;
-        let Some(started) = started else { return Ok(Outcome::Done) };
-        if let Err(refusal) = started {
-            error!("{refusal}");
-            // Outside of a container there is no such file.
-            let _ = fs::write(LAST_WORDS, refusal);
-            return Ok(Outcome::No);
-        }
-        let looks = upkeep::run(&client, &own, self.look_every);
-        supervise(&arguments.command, looks, daemon).await
-    }
-
-    /// Goes on until there is nothing more to do before etcd can start.
-    /// What says why it must not is returned.
-    async fn decide(&self, arguments: &mut Arguments, client: &Client) -> Result<(), String> {
-        let mut before = None;
-        loop {
-            let folder = Folder::at(&arguments.data_dir);
-            let asks = folder == Folder::Empty && arguments.own.ring.len() > 1;
-            let answer = if asks { client.members().await } else { Answer::default() };
-            let step = join::decide(&arguments.own, folder, self.initialized, &answer);
-            if before.as_ref() != Some(&step) {
-                info!(?folder, "{step}");
+        let launch = Launch {
+            command: self.etcd.clone(),
+            endpoints: self.endpoints.clone(),
+            initialized: self.initialized,
+            look_every: self.look_every,
+        };
+        match portico_etcd::run(&launch, async || daemon.asked_to_stop().await).await? {
+            Ended::Done => Ok(Outcome::Done),
+            Ended::Refused(why) => {
+                error!("{why}");
+                // Outside of a container there is no such file.
+                let _ = fs::write(LAST_WORDS, why);
+                Ok(Outcome::No)
             }
-            let done = match &step {
-                Step::AsItIs => return Ok(()),
-                Step::New => {
-                    arguments.set("initial-cluster-state", "new");
-                    return Ok(());
-                }
-                Step::Existing { ring } => {
-                    arguments.set("initial-cluster-state", "existing");
-                    arguments.set("initial-cluster", ring);
-                    return Ok(());
-                }
-                Step::Remove { id } => client.remove(*id).await,
-                Step::Add => client.add(&arguments.own.peer_url).await,
-                Step::Wait => Ok(()),
-                Step::Refuse(why) => return Err(why.clone()),
-            };
-            if let Err(error) = &done {
-                warn!("{step}: {error:#}; tried again");
+            Ended::Failed(code) => {
+                warn!(code, "etcd has ended");
+                std::process::exit(code)
             }
-            let rests = done.is_err() || step == Step::Wait;
-            before = Some(step);
-            if rests {
-                tokio::time::sleep(AGAIN).await;
-            }
-        }
-    }
-}
-
-/// Runs etcd, with looks at it, until it ends.
-async fn supervise(
-    command: &[String],
-    looks: impl Future<Output = Infallible>,
-    mut daemon: Daemon,
-) -> anyhow::Result<Outcome> {
-    let (program, rest) = command.split_first().context("no command")?;
-    let mut etcd = Command::new(program)
-        .args(rest)
-        .spawn()
-        .with_context(|| format!("starting {program}; give etcd, or its path, after --"))?;
-    let pid = etcd.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    let mut looks = pin!(looks);
-    let mut told = false;
-    loop {
-        tokio::select! {
-            ended = etcd.wait() => return end(ended.context("waiting for etcd")?, told),
-            signal = daemon.asked_to_stop() => {
-                info!(%signal, "passed on to etcd");
-                told = true;
-                if let Some(pid) = pid {
-                    // An error means that it has ended by itself.
-                    let _ = kill_process(pid, Signal::TERM);
-                }
-            }
-            never = &mut looks => match never {},
-        }
-    }
-}
-
-/// As etcd ended, so does this; by the signal that it was `told` to end by is a good end.
-fn end(status: ExitStatus, told: bool) -> anyhow::Result<Outcome> {
-    match (status.code(), status.signal()) {
-        (Some(0), _) => Ok(Outcome::Done),
-        (None, Some(signal)) if told && signal == Signal::TERM.as_raw() => Ok(Outcome::Done),
-        // As shells say it.
-        (code, signal) => {
-            let code = code.or(signal.map(|signal| 128 + signal)).unwrap_or(1);
-            warn!(code, "etcd has ended");
-            std::process::exit(code)
         }
     }
 }

@@ -1,26 +1,20 @@
 //! `portico join`: machines become nodes of hosted clusters.
 //!
 //! An administrator has a [`token`] made, and gets the one command for the machines. There [`machine`] is the
-//! order of things: the cluster is asked ([`cluster`]), the machine looked at ([`checks`]), what its agents
-//! go to tried ([`ways`]), files written ([`files`]), the kubelet started ([`kubelet`]), with which this
-//! process may stay ([`staying`]). [`moving`] leads it to another address, after [`draining`] if that is
-//! asked for, and [`remove`] undoes all of it.
-//! What is written, and whom a machine trusts, is decided in `portico_hosting::join`.
+//! order of things, [`moving`] leads it to another address, and [`remove`] undoes all of it. What they do on
+//! the machine is in `portico_join`.
 
-mod checks;
-mod cluster;
-mod draining;
-mod files;
-mod kubelet;
 mod machine;
 mod moving;
 mod remove;
-mod staying;
 mod token;
-mod ways;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use portico_join::kubelet;
 
 use crate::daemon;
 use crate::outcome::Outcome;
@@ -79,7 +73,15 @@ Example:
     Remove(remove::Flags),
     /// Become a kubelet that ends with the process that started this
     #[command(hide = true)]
-    Kubelet(kubelet::Becoming),
+    Kubelet {
+        /// The process to end with
+        parent: i32,
+        /// The kubelet
+        program: PathBuf,
+        /// Its arguments
+        #[arg(last = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 /// Does what is asked for.
@@ -89,7 +91,9 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
             Some(Verb::Token(flags)) => token::run(flags).await,
             Some(Verb::Move(flags)) => moving::run(flags).await,
             Some(Verb::Remove(flags)) => remove::run(flags).await,
-            Some(Verb::Kubelet(flags)) => kubelet::turn(flags),
+            Some(Verb::Kubelet { parent, program, arguments }) => {
+                match kubelet::turn(*parent, program, arguments)? {}
+            }
             None => match &command.flags {
                 Some(flags) => machine::run(flags).await,
                 None => bail!("give --server, --token and --ca-hash, as `portico join token` prints them"),

@@ -2,7 +2,7 @@
 //!
 //! With `--plan` it only says what would happen. Else it writes what a person wants, as one change of the
 //! Cluster; the operator carries it out, and says how far it is in the condition `PorticoMigration`. With
-//! `--selector` it does so for many Clusters ([`many`]), some at a time ([`waves`]).
+//! `--selector` it does so for many Clusters ([`many`]), some at a time.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use portico_api::duration::GoDuration;
 use portico_api::exposed_cluster::ExposedClusterSpec;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::front::SNI_PORT;
+use portico_expose::migration::order::{Change, Order, change};
 use portico_expose::migration::plan::{MigrationPlan, has_two_doors};
 use portico_kube::patch::{Patched, merge};
 use portico_kube::{Client, read};
@@ -27,13 +28,9 @@ use crate::outcome::{Outcome, print};
 use crate::reach::doors::record;
 use crate::verb::kubeconfig::label;
 
-mod change;
 mod many;
 mod site;
 mod wait;
-mod waves;
-
-use change::{Change, Order, change};
 
 /// How often the change is tried if somebody else writes the Cluster at the same time.
 const ATTEMPTS: usize = 5;

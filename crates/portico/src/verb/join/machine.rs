@@ -12,13 +12,13 @@ use portico_hosting::join::machine::{Cluster, Machine, NewFile, Places, argument
 use portico_hosting::join::options::{Label, NodeName, Taint};
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::CaHash;
+use portico_join::checks::Findings;
+use portico_join::cluster::{Answers, Server, ask};
+use portico_join::files::{Before, Record, before, record, write};
+use portico_join::staying::Staying;
+use portico_join::{kubelet, ways};
 use serde_json::Value;
 
-use super::checks::Findings;
-use super::cluster::{Answers, Server, ask};
-use super::files::{Before, Record, before, write};
-use super::staying::Staying;
-use super::{kubelet, ways};
 use crate::args::positive_duration;
 use crate::daemon::{Daemon, Hangup};
 use crate::outcome::{Outcome, print};
@@ -226,7 +226,7 @@ fn runner<'a>(flags: &'a Flags, places: &Places) -> anyhow::Result<Runner<'a>> {
     })?;
     // Not the one that joining wrote when it was run before.
     let written = places.unit(false);
-    let ours = super::files::record(places)?.is_some_and(|record| record.files.contains(&written));
+    let ours = record(places)?.is_some_and(|record| record.files.contains(&written));
     let has_unit = places.units().iter().any(|unit| unit.exists() && !(ours && *unit == written));
     Ok(Runner::Systemd { program, has_unit })
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use portico_hosting::join::machine::Places;
+use portico_join::{files, kubelet};
 
-use super::{files, kubelet};
 use crate::outcome::{Outcome, print};
 
 /// `portico join remove`.

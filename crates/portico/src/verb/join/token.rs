@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::CaHash;
+use portico_join::cluster::KUBELET_CONFIG;
 use portico_kube::foreign::Applied;
 
-use super::cluster::KUBELET_CONFIG;
 use crate::args::positive_duration;
 use crate::outcome::{Outcome, print};
 use crate::verb::kubeconfig::{AdminFlags, inside};

@@ -13,15 +13,15 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::Now;
+use portico_expose::migration::order::{Order, Until};
 use portico_expose::migration::plan::has_two_doors;
+use portico_expose::migration::waves::{AllProgress, Progress, Tried, Waves};
 use portico_kube::{Client, list};
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::change::{Order, Until};
 use super::site::Site;
 use super::wait::{Reported, SETTLED, SILENCE, Seen, line, waits_for_people};
-use super::waves::{AllProgress, Progress, Tried, Waves};
 use super::{Flags, LONG, connect, why_not, write_order};
 use crate::outcome::{Outcome, print};
 use crate::reach::doors::is_of;

@@ -7,11 +7,11 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::Now;
+use portico_expose::migration::order::Until;
 use portico_kube::Client;
 use portico_kube::text::one_line;
 use tokio::time::{Instant, sleep_until};
 
-use super::change::Until;
 use super::{no_cluster, read_cluster};
 use crate::outcome::{Outcome, print};
 use crate::reach::doors::record;

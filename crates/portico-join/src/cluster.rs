@@ -21,7 +21,7 @@ use portico_pki::{Credential, Kubeconfig};
 use serde_json::{Value, json};
 
 /// What the operator keeps there for kubelets.
-pub(super) const KUBELET_CONFIG: &str = "/api/v1/namespaces/kube-system/configmaps/kubelet-config";
+pub const KUBELET_CONFIG: &str = "/api/v1/namespaces/kube-system/configmaps/kubelet-config";
 const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 
 /// Most characters of a version, which gets to the terminal of an administrator.
@@ -29,8 +29,9 @@ const LONGEST_VERSION: usize = 40;
 
 /// The URL of an API server.
 #[derive(Debug, Clone)]
-pub(super) struct Server {
-    pub(super) url: String,
+pub struct Server {
+    /// Without a slash at its end.
+    pub url: String,
 }
 
 impl FromStr for Server {
@@ -55,25 +56,27 @@ impl fmt::Display for Server {
 }
 
 /// What the cluster says.
-pub(super) struct Answers {
+pub struct Answers {
     /// What signs the API server's certificate, PEM.
-    pub(super) authority: String,
-    pub(super) kubelet: KubeletConfig,
+    pub authority: String,
+    /// What kubelets of this cluster are configured with.
+    pub kubelet: KubeletConfig,
     /// `v1.34.4`.
-    pub(super) version: String,
+    pub version: String,
     /// Whether a Node of this name is there and reports.
-    pub(super) name_is_taken: bool,
+    pub name_is_taken: bool,
 }
 
 /// What came of asking.
-pub(super) struct Asked {
-    pub(super) answers: anyhow::Result<Answers>,
+pub struct Asked {
+    /// What it says, or why nothing that counts.
+    pub answers: anyhow::Result<Answers>,
     /// What time it is there, if that was said, by whoever answered.
-    pub(super) time: Option<Timestamp>,
+    pub time: Option<Timestamp>,
 }
 
 /// Asks. `by_environment` is whether the kubelet will go through the proxy that the environment names.
-pub(super) async fn ask(
+pub async fn ask(
     server: &Server,
     token: &Token,
     pins: &[CaHash],
@@ -119,7 +122,7 @@ async fn questions(
 }
 
 /// What connects as the kubelet will: through the proxy that this environment names, or through none.
-pub(super) fn dialer(by_environment: bool) -> Result<Dialer, ProxyError> {
+pub fn dialer(by_environment: bool) -> Result<Dialer, ProxyError> {
     let proxy = if by_environment { ProxySetting::Env } else { ProxySetting::Off };
     Dialer::new(proxy, ProxyFiles::default())
 }

@@ -5,15 +5,21 @@ use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::{MIGRATION, MigrationSettings};
 use portico_api::strategy::ExposeStrategy;
-use portico_expose::migration::{Now, Second};
-use portico_expose::strategy;
 use serde_json::{Value, json};
+
+use super::{Now, Second};
+use crate::strategy;
 
 /// What a person wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Order {
+pub enum Order {
     /// Another strategy, with these items of the annotation instead of those that are there.
-    To { strategy: ExposeStrategy, settings: Vec<String> },
+    To {
+        /// The strategy.
+        strategy: ExposeStrategy,
+        /// Each `KEY=VALUE`.
+        settings: Vec<String>,
+    },
     /// The way in that is not wanted now.
     Rollback,
     /// The end of the old way in.
@@ -22,27 +28,32 @@ pub(super) enum Order {
 
 /// What follows from it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Change {
+pub struct Change {
     /// What is merged into the Cluster; `None` if it is so already.
-    pub(super) patch: Option<Value>,
+    pub patch: Option<Value>,
     /// What to wait for.
-    pub(super) until: Until,
+    pub until: Until,
     /// What is said to the person.
-    pub(super) said: String,
+    pub said: String,
 }
 
 /// What a person waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Until {
+pub enum Until {
     /// This strategy is in force, and nothing is under way.
     Settled(ExposeStrategy),
     /// The door by this strategy is closed, whatever comes next; this one is wanted.
-    Closed { door: ExposeStrategy, wanted: ExposeStrategy },
+    Closed {
+        /// What closes.
+        door: ExposeStrategy,
+        /// What is wanted instead.
+        wanted: ExposeStrategy,
+    },
 }
 
 impl Until {
     /// The strategy that is wanted as long as nobody changes their mind.
-    pub(super) fn wanted(self) -> ExposeStrategy {
+    pub fn wanted(self) -> ExposeStrategy {
         match self {
             Self::Settled(wanted) | Self::Closed { wanted, .. } => wanted,
         }
@@ -53,11 +64,7 @@ impl Until {
 ///
 /// # Errors
 /// Why it cannot be carried out.
-pub(super) fn change(
-    order: &Order,
-    cluster: &Cluster,
-    record: &ExposedClusterSpec,
-) -> Result<Change, String> {
+pub fn change(order: &Order, cluster: &Cluster, record: &ExposedClusterSpec) -> Result<Change, String> {
     if cluster.spec.pause {
         return Err("the Cluster is paused, and the operator stands still: set spec.pause: false".to_owned());
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// How it stands with a cluster, as one look shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub enum Progress {
     /// The strategy that is asked for is in force, and nothing is under way.
     There,
     /// It is wanted, and not yet all is done.
@@ -23,7 +23,7 @@ pub(super) enum Progress {
 
 /// What became of a cluster in this run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Tried {
+pub enum Tried {
     /// It was ordered to migrate, or did so already.
     Ordered,
     /// It was not, and why: something stands in the way, of it alone.
@@ -35,11 +35,11 @@ pub(super) enum Tried {
 }
 
 /// How it stands with all of them, by name.
-pub(super) type AllProgress = BTreeMap<String, Progress>;
+pub type AllProgress = BTreeMap<String, Progress>;
 
 /// A run.
 #[derive(Debug)]
-pub(super) struct Waves {
+pub struct Waves {
     /// How many places there are.
     most: usize,
     tried: BTreeMap<String, Tried>,
@@ -47,12 +47,13 @@ pub(super) struct Waves {
 }
 
 impl Waves {
-    pub(super) fn new(most: usize) -> Self {
+    /// With places for so many.
+    pub fn new(most: usize) -> Self {
         Self { most, tried: BTreeMap::new(), is_stopped: false }
     }
 
     /// Takes in what a look shows. Returns those that somebody took back since the last one.
-    pub(super) fn observe(&mut self, seen: &AllProgress) -> Vec<String> {
+    pub fn observe(&mut self, seen: &AllProgress) -> Vec<String> {
         let mut back = Vec::new();
         for (name, progress) in seen {
             let was_ordered = self.tried.get(name) == Some(&Tried::Ordered);
@@ -69,28 +70,28 @@ impl Waves {
     }
 
     /// Keeps what became of a cluster.
-    pub(super) fn note(&mut self, name: &str, tried: Tried) {
+    pub fn note(&mut self, name: &str, tried: Tried) {
         self.is_stopped |= matches!(tried, Tried::Failed(_) | Tried::WentBack);
         self.tried.insert(name.to_owned(), tried);
     }
 
     /// What became of a cluster, if its turn has come.
-    pub(super) fn tried(&self, name: &str) -> Option<&Tried> {
+    pub fn tried(&self, name: &str) -> Option<&Tried> {
         self.tried.get(name)
     }
 
     /// Those that were ordered, or migrated already, and were not taken back.
-    pub(super) fn ordered(&self) -> impl Iterator<Item = &str> {
+    pub fn ordered(&self) -> impl Iterator<Item = &str> {
         self.tried.iter().filter(|(_, tried)| **tried == Tried::Ordered).map(|(name, _)| &**name)
     }
 
     /// Whether no other one begins, because something went wrong.
-    pub(super) fn is_stopped(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
     /// The cluster whose turn it is: the first by name that has had none, while a place is free.
-    pub(super) fn next<'a>(&self, seen: &'a AllProgress) -> Option<&'a str> {
+    pub fn next<'a>(&self, seen: &'a AllProgress) -> Option<&'a str> {
         if self.is_stopped || self.places_taken(seen) >= self.most {
             return None;
         }
@@ -116,7 +117,7 @@ impl Waves {
     }
 
     /// Whether there is nothing left to begin or to wait for.
-    pub(super) fn is_over(&self, seen: &AllProgress) -> bool {
+    pub fn is_over(&self, seen: &AllProgress) -> bool {
         let is_awaited = |(name, progress): (&String, &Progress)| {
             let has_its_turn_to_come = *progress == Progress::Elsewhere && !self.tried.contains_key(name);
             self.is_on_its_way(name, *progress) || !self.is_stopped && has_its_turn_to_come

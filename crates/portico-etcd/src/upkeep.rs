@@ -17,28 +17,28 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// How it stands with a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Seen {
-    pub(super) url: String,
-    pub(super) id: u64,
+pub(crate) struct Seen {
+    pub(crate) url: String,
+    pub(crate) id: u64,
     /// Whom it takes for the leader; 0 for nobody.
-    pub(super) leader: u64,
-    pub(super) is_learner: bool,
+    pub(crate) leader: u64,
+    pub(crate) is_learner: bool,
     /// Bytes of its file.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// Of these, bytes in use.
-    pub(super) in_use: u64,
+    pub(crate) in_use: u64,
     /// The size above which it takes no more writes.
-    pub(super) quota: u64,
-    pub(super) revision: u64,
+    pub(crate) quota: u64,
+    pub(crate) revision: u64,
 }
 
 /// An alarm, until somebody ends it. A member that leaves the ring leaves its alarm behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Alarm {
+pub(crate) struct Alarm {
     /// 0 where etcd cannot tell whose data is right.
-    pub(super) member: u64,
+    pub(crate) member: u64,
     /// NOSPACE; another one is CORRUPT.
-    pub(super) is_full: bool,
+    pub(crate) is_full: bool,
 }
 
 /// One thing to do.
@@ -108,7 +108,7 @@ fn next(
 
 impl Alarm {
     /// As etcd has it.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         if self.is_full { "NOSPACE" } else { "CORRUPT" }
     }
 }
@@ -131,7 +131,7 @@ impl Seen {
 }
 
 /// Looks after the ring, for ever.
-pub(super) async fn run(client: &Client, own: &str, every: Duration) -> Infallible {
+pub(crate) async fn run(client: &Client, own: &str, every: Duration) -> Infallible {
     let (mut before, mut told) = (Before::default(), Vec::new());
     loop {
         // One that does not answer starts, or ends. The probe of its health sees that.

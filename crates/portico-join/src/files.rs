@@ -21,22 +21,22 @@ const LONGEST: u64 = 1 << 20;
 
 /// What was joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub struct Record {
     /// The URL of the API server.
-    pub(super) server: String,
+    pub server: String,
     /// The hashes of its authorities that were pinned.
-    pub(super) authority: Vec<String>,
+    pub authority: Vec<String>,
     /// The name of the node.
-    pub(super) node: String,
+    pub node: String,
     /// What was written.
-    pub(super) files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
     /// Whether systemd runs the kubelet.
-    pub(super) systemd: bool,
+    pub systemd: bool,
 }
 
 /// How the machine stands before.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Before {
+pub enum Before {
     /// It belongs to nobody, or was on its way into this cluster.
     Open {
         /// What was written then.
@@ -47,7 +47,7 @@ pub(super) enum Before {
 }
 
 /// Reads the record, if there is one.
-pub(super) fn record(places: &Places) -> anyhow::Result<Option<Record>> {
+pub fn record(places: &Places) -> anyhow::Result<Option<Record>> {
     let path = places.record();
     let Some(text) = read(&path)? else { return Ok(None) };
     let record = serde_json::from_str(&text);
@@ -55,7 +55,7 @@ pub(super) fn record(places: &Places) -> anyhow::Result<Option<Record>> {
 }
 
 /// Whether the machine can join the cluster with these authorities.
-pub(super) fn before(places: &Places, pins: &[CaHash]) -> anyhow::Result<Before> {
+pub fn before(places: &Places, pins: &[CaHash]) -> anyhow::Result<Before> {
     let has_kubeconfig = places.kubeconfig().exists();
     match record(places)? {
         None if has_kubeconfig => bail!(
@@ -88,12 +88,7 @@ fn has_certificate(places: &Places, node: &str, now: Timestamp) -> bool {
 }
 
 /// Writes the files, of which those of `ours` may be replaced.
-pub(super) fn write(
-    places: &Places,
-    mut record: Record,
-    files: &[NewFile],
-    ours: &[PathBuf],
-) -> anyhow::Result<()> {
+pub fn write(places: &Places, mut record: Record, files: &[NewFile], ours: &[PathBuf]) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     for file in files {
         match read(&file.path)? {
@@ -115,7 +110,7 @@ pub(super) fn write(
 }
 
 /// Replaces a file at once, or not at all.
-pub(super) fn put(file: &NewFile) -> anyhow::Result<()> {
+pub(crate) fn put(file: &NewFile) -> anyhow::Result<()> {
     put_as(file, None)
 }
 
@@ -136,7 +131,7 @@ fn put_as(file: &NewFile, owner: Option<(u32, u32)>) -> anyhow::Result<()> {
 }
 
 /// Does what a move asks for.
-pub(super) fn take(steps: &[Step]) -> anyhow::Result<()> {
+pub fn take(steps: &[Step]) -> anyhow::Result<()> {
     for step in steps {
         match step {
             Step::Write(file) => rewrite(file)?,
@@ -156,7 +151,7 @@ fn rewrite(file: &NewFile) -> anyhow::Result<()> {
 }
 
 /// Removes what was written, and what the kubelet made of it; returns what was there. The record goes last.
-pub(super) fn remove(places: &Places, record: &Record) -> anyhow::Result<Vec<PathBuf>> {
+pub fn remove(places: &Places, record: &Record) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = record.files.clone();
     paths.extend([places.kubeconfig(), places.before_move(), places.running()]);
     match fs::read_dir(places.certificates()) {
@@ -192,7 +187,7 @@ fn cannot_remove(path: &Path) -> String {
 }
 
 /// The text of a file, if there is one.
-pub(super) fn read(path: &Path) -> anyhow::Result<Option<String>> {
+pub fn read(path: &Path) -> anyhow::Result<Option<String>> {
     let there = match fs::metadata(path) {
         Ok(there) => there,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

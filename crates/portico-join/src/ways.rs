@@ -12,7 +12,7 @@ use portico_hosting::join::reach::{Purpose, Way};
 use portico_preflight::Seen;
 use portico_preflight::check::{Limits, dns, tcp};
 
-use super::checks::Findings;
+use crate::checks::Findings;
 
 /// Most addresses of a name that are tried, of each family: a machine may have one of them alone.
 const MOST: usize = 4;
@@ -26,7 +26,7 @@ struct Tried<'a> {
 }
 
 /// Tries all at once.
-pub(super) async fn look(kubelet: &KubeletConfig, findings: &mut Findings) {
+pub async fn look(kubelet: &KubeletConfig, findings: &mut Findings) {
     let ways = match kubelet.ways() {
         Ok(ways) => ways,
         Err(why) => {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// What a member has on its volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Folder {
+pub(crate) enum Folder {
     /// Nothing that etcd would go on with.
     Empty,
     /// A log of its own.
@@ -18,7 +18,7 @@ pub(super) enum Folder {
 impl Folder {
     /// As etcd itself judges it: by a file of the write-ahead log. One that cannot be looked at is taken to
     /// have data, and etcd says what is wrong with it.
-    pub(super) fn at(data_dir: &Path) -> Self {
+    pub(crate) fn at(data_dir: &Path) -> Self {
         match fs::read_dir(data_dir.join("member/wal")) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::Empty,
             Err(_) => Self::Data,
@@ -36,31 +36,31 @@ impl Folder {
 
 /// This member, as its flags have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Own {
-    pub(super) name: String,
-    pub(super) peer_url: String,
+pub(crate) struct Own {
+    pub(crate) name: String,
+    pub(crate) peer_url: String,
     /// Names and URLs of the members of the first day, itself included.
-    pub(super) ring: Vec<(String, String)>,
+    pub(crate) ring: Vec<(String, String)>,
 }
 
 /// A member of a ring that exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Member {
-    pub(super) id: u64,
+pub(crate) struct Member {
+    pub(crate) id: u64,
     /// Empty for one that was added and has not started.
-    pub(super) name: String,
-    pub(super) peer_urls: Vec<String>,
+    pub(crate) name: String,
+    pub(crate) peer_urls: Vec<String>,
     /// Whether it has told the others where its clients find it, as each does once it has started.
-    pub(super) started: bool,
+    pub(crate) started: bool,
 }
 
 /// The members of a ring that has a leader; `None` if nobody knows of one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Answer(pub(super) Option<Vec<Member>>);
+pub(crate) struct Answer(pub(crate) Option<Vec<Member>>);
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Start with what is in the folder.
     AsItIs,
     /// Start as one of the first members.
@@ -99,7 +99,7 @@ impl fmt::Display for Step {
 
 /// What to do next. A new ring begins only where nobody knows of one: a second one, empty and under the same
 /// name, would look well.
-pub(super) fn decide(own: &Own, folder: Folder, initialized: bool, Answer(members): &Answer) -> Step {
+pub(crate) fn decide(own: &Own, folder: Folder, initialized: bool, Answer(members): &Answer) -> Step {
     if folder == Folder::Data {
         return Step::AsItIs;
     }

@@ -13,22 +13,22 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Child;
 use tokio::time::sleep;
 
-use super::{files, kubelet};
+use crate::{files, kubelet};
 
 /// Between two looks at the kubeconfig: nobody tells that it has changed.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What others on this machine may know of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Running {
+pub struct Running {
     /// The server that it was started with.
-    pub(super) server: Option<String>,
+    pub server: Option<String>,
     /// When it was.
-    pub(super) started: Timestamp,
+    pub started: Timestamp,
 }
 
 /// A kubelet, and how it is started.
-pub(super) struct Staying<'a> {
+pub struct Staying<'a> {
     program: &'a Path,
     arguments: &'a [String],
     places: &'a Places,
@@ -38,11 +38,7 @@ pub(super) struct Staying<'a> {
 
 impl<'a> Staying<'a> {
     /// Starts it. It ends with this process.
-    pub(super) fn start(
-        program: &'a Path,
-        arguments: &'a [String],
-        places: &'a Places,
-    ) -> anyhow::Result<Self> {
+    pub fn start(program: &'a Path, arguments: &'a [String], places: &'a Places) -> anyhow::Result<Self> {
         // It makes its kubeconfig from that of the bootstrap.
         let server = named(&places.kubeconfig()).or_else(|| named(&places.bootstrap()));
         let started = Timestamp::now();
@@ -57,7 +53,7 @@ impl<'a> Staying<'a> {
     }
 
     /// Stays with it until it ends by itself, which it never should.
-    pub(super) async fn stay(&mut self) -> anyhow::Result<()> {
+    pub async fn stay(&mut self) -> anyhow::Result<()> {
         loop {
             tokio::select! {
                 status = self.child.wait() => return Err(ended(status?)),
@@ -72,7 +68,7 @@ impl<'a> Staying<'a> {
     }
 
     /// Asks it to end, and waits until it has.
-    pub(super) async fn end(&mut self) -> anyhow::Result<()> {
+    pub async fn end(&mut self) -> anyhow::Result<()> {
         kubelet::end(&mut self.child).await
     }
 }
@@ -89,7 +85,7 @@ async fn other_server(places: &Places, server: Option<&str>) -> String {
 }
 
 /// With which server the kubelet runs that a `portico join` stays with, or stayed with at last.
-pub(super) fn running(places: &Places) -> Option<Running> {
+pub fn running(places: &Places) -> Option<Running> {
     serde_json::from_str(&files::read(&places.running()).ok()??).ok()
 }
 

@@ -35,29 +35,29 @@ const LONGEST_FINDING: usize = 1_000;
 
 /// What was found.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
+pub struct Findings {
     failures: Vec<String>,
     warnings: Vec<String>,
 }
 
 impl Findings {
     /// Notes what keeps the machine out.
-    pub(super) fn fail(&mut self, what: String) {
+    pub fn fail(&mut self, what: String) {
         self.failures.push(what);
     }
 
     /// Notes what would trouble it.
-    pub(super) fn warn(&mut self, what: String) {
+    pub fn warn(&mut self, what: String) {
         self.warnings.push(what);
     }
 
     /// Whether something keeps it out.
-    pub(super) fn keep_out(&self) -> bool {
+    pub fn keep_out(&self) -> bool {
         !self.failures.is_empty()
     }
 
     /// A line each: much of it is text of the cluster.
-    pub(super) fn lines(&self) -> String {
+    pub fn lines(&self) -> String {
         let mut lines = String::new();
         for (word, found) in [("FAIL", &self.failures), ("WARN", &self.warnings)] {
             for text in found {
@@ -69,7 +69,7 @@ impl Findings {
     }
 
     /// Looks at what no answer of the cluster is needed for.
-    pub(super) fn machine(&mut self, time: Option<Timestamp>) {
+    pub fn machine(&mut self, time: Option<Timestamp>) {
         if !rustix::process::geteuid().is_root() {
             self.fail("only root may write the files of a kubelet and start it: use sudo".to_owned());
         }
@@ -90,7 +90,7 @@ impl Findings {
     }
 
     /// Looks at what the configuration of the kubelet asks of the machine.
-    pub(super) fn configuration(&mut self, config: &Value) {
+    pub fn configuration(&mut self, config: &Value) {
         let socket = config["containerRuntimeEndpoint"].as_str().unwrap_or_default();
         if let Err(error) = UnixStream::connect(socket.trim_start_matches("unix://")) {
             self.fail(format!(
@@ -141,7 +141,7 @@ impl Findings {
     }
 
     /// Looks at the program, for an API server of this version.
-    pub(super) fn kubelet(&mut self, program: &Path, server: &str) {
+    pub fn kubelet(&mut self, program: &Path, server: &str) {
         let shown = program.display();
         let output = match Command::new(program).arg("--version").output() {
             Ok(output) => output,

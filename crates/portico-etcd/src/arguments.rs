@@ -9,16 +9,16 @@ use super::join::Own;
 
 /// The command of etcd.
 #[derive(Debug)]
-pub(super) struct Arguments {
-    pub(super) command: Vec<String>,
-    pub(super) data_dir: PathBuf,
-    pub(super) own: Own,
+pub(crate) struct Arguments {
+    pub(crate) command: Vec<String>,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) own: Own,
     /// Where this member itself is asked: the first URL that it advertises to clients.
-    pub(super) endpoint: String,
+    pub(crate) endpoint: String,
 }
 
 impl Arguments {
-    pub(super) fn of(command: &[String]) -> anyhow::Result<Self> {
+    pub(crate) fn of(command: &[String]) -> anyhow::Result<Self> {
         let value = |flag: &str| value(command, flag).map(str::to_owned);
         let data_dir = value("data-dir").context("etcd has no --data-dir=FOLDER: say where its data is")?;
         let name = value("name").unwrap_or_else(|| "default".to_owned());
@@ -38,7 +38,7 @@ impl Arguments {
     }
 
     /// What other members know this one by. Nothing where etcd is spoken to in the clear.
-    pub(super) fn tls(&self) -> Option<ClientTlsFiles> {
+    pub(crate) fn tls(&self) -> Option<ClientTlsFiles> {
         let file = |flag: &str| value(&self.command, flag).map(PathBuf::from);
         Some(ClientTlsFiles {
             certificate: Some(file("cert-file")?),
@@ -48,7 +48,7 @@ impl Arguments {
     }
 
     /// Gives a flag another value.
-    pub(super) fn set(&mut self, flag: &str, value: &str) {
+    pub(crate) fn set(&mut self, flag: &str, value: &str) {
         let prefix = format!("--{flag}=");
         self.command.retain(|argument| !argument.starts_with(&prefix));
         self.command.push(prefix + value);

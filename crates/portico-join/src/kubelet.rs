@@ -1,13 +1,13 @@
 //! Starting and stopping the kubelet: by systemd, or as a child of this process.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use clap::Args;
 use http::header::HOST;
 use http::{Request, StatusCode};
 use http_body_util::Empty;
@@ -24,8 +24,6 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::outcome::Outcome;
-
 /// Between two looks for the certificate: the kubelet tells nobody that it has one.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -41,32 +39,20 @@ const LONGEST_ANSWER: Duration = Duration::from_secs(5);
 /// This program, whatever has become of its file.
 const SELF: &str = "/proc/self/exe";
 
-/// `portico join kubelet`: what [`start`] starts, and what becomes the kubelet.
-#[derive(Debug, Args)]
-pub(super) struct Becoming {
-    /// The process to end with
-    parent: i32,
-    /// The kubelet
-    program: PathBuf,
-    /// Its arguments
-    #[arg(last = true)]
-    arguments: Vec<OsString>,
-}
-
 /// Starts the unit, or starts it anew with the files that it has now.
-pub(super) async fn start_unit() -> anyhow::Result<()> {
+pub async fn start_unit() -> anyhow::Result<()> {
     reload().await?;
     systemctl(&["enable", UNIT]).await?;
     restart().await
 }
 
 /// Has systemd end the kubelet, and start it with the files that it has now.
-pub(super) async fn restart() -> anyhow::Result<()> {
+pub async fn restart() -> anyhow::Result<()> {
     systemctl(&["restart", UNIT]).await
 }
 
 /// Ends the kubelet of this node, and waits until whatever runs it has started another.
-pub(super) async fn ended_and_started(kubeconfig: &Path, node: &str, limit: Duration) -> anyhow::Result<()> {
+pub async fn ended_and_started(kubeconfig: &Path, node: &str, limit: Duration) -> anyhow::Result<()> {
     // A node may run other clusters in its containers, whose kubelets have the same files there.
     let flags = [format!("--kubeconfig={}", kubeconfig.display()), format!("--hostname-override={node}")];
     let before = running_with(&flags)?;
@@ -117,12 +103,12 @@ fn is_contained(pid: Pid) -> bool {
 }
 
 /// Stops the unit, also for the next start of the machine.
-pub(super) async fn stop() -> anyhow::Result<()> {
+pub async fn stop() -> anyhow::Result<()> {
     systemctl(&["disable", "--now", UNIT]).await
 }
 
 /// Has systemd read its units again.
-pub(super) async fn reload() -> anyhow::Result<()> {
+pub async fn reload() -> anyhow::Result<()> {
     systemctl(&["daemon-reload"]).await
 }
 
@@ -138,26 +124,27 @@ async fn systemctl(arguments: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Starts the kubelet itself. It ends with the thread that calls this, however that ends.
-pub(super) fn start(program: &Path, arguments: &[String]) -> anyhow::Result<Child> {
+pub(crate) fn start(program: &Path, arguments: &[String]) -> anyhow::Result<Child> {
     let parent = std::process::id().to_string();
     let mut command = Command::new(SELF);
     command.args(["join", "kubelet", &parent]).arg(program).arg("--").args(arguments).kill_on_drop(true);
     command.spawn().with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Becomes the kubelet. A process can ask only for itself to be told when its parent ends, and what it then
+/// Becomes the kubelet, which ends with the process `parent`: what `portico join kubelet` does, which
+/// [`start`] starts. A process can ask only for itself to be told when its parent ends, and what it then
 /// becomes still is.
-pub(super) fn turn(flags: &Becoming) -> anyhow::Result<Outcome> {
+pub fn turn(parent: i32, program: &Path, arguments: &[OsString]) -> anyhow::Result<Infallible> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot end with the process before")?;
     // It may have ended meanwhile.
-    let parent = getppid().map(|parent| parent.as_raw_nonzero().get());
-    ensure!(parent == Some(flags.parent), "process {} has ended: the kubelet is not started", flags.parent);
-    let failed = std::process::Command::new(&flags.program).args(&flags.arguments).exec();
-    Err(failed).with_context(|| format!("cannot start {}", flags.program.display()))
+    let present = getppid().map(|parent| parent.as_raw_nonzero().get());
+    ensure!(present == Some(parent), "process {parent} has ended: the kubelet is not started");
+    let failed = std::process::Command::new(program).args(arguments).exec();
+    Err(failed).with_context(|| format!("cannot start {}", program.display()))
 }
 
 /// Waits until the kubelet has a certificate for this node.
-pub(super) async fn joined(places: &Places, name: &NodeName, limit: Duration) -> anyhow::Result<()> {
+pub async fn joined(places: &Places, name: &NodeName, limit: Duration) -> anyhow::Result<()> {
     let path = places.certificate();
     let has_one = || {
         let certificate = std::fs::read_to_string(&path).ok();
@@ -179,7 +166,7 @@ pub(super) async fn joined(places: &Places, name: &NodeName, limit: Duration) ->
 }
 
 /// Asks the kubelet to end, and waits until it has. One that does not is killed.
-pub(super) async fn end(child: &mut Child) -> anyhow::Result<()> {
+pub(crate) async fn end(child: &mut Child) -> anyhow::Result<()> {
     if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
         kill_process(pid, Signal::TERM).context("cannot ask the kubelet to end")?;
     }
@@ -191,7 +178,7 @@ pub(super) async fn end(child: &mut Child) -> anyhow::Result<()> {
 }
 
 /// Whether the kubelet says of itself that it is well.
-pub(super) async fn healthy(address: SocketAddr) -> anyhow::Result<()> {
+pub async fn healthy(address: SocketAddr) -> anyhow::Result<()> {
     let asking = async {
         let stream = TcpStream::connect(address).await?;
         let request = Request::get("/healthz").header(HOST, address.to_string());

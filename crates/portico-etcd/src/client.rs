@@ -36,7 +36,7 @@ const MAX_ANSWER: usize = 256 * 1_024;
 
 /// A client of all members.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     endpoints: Vec<Endpoint>,
     tls: Option<ClientTlsFiles>,
     dialer: Dialer,
@@ -50,13 +50,13 @@ struct Endpoint {
 }
 
 impl Client {
-    pub(super) fn new(urls: &[String], tls: Option<ClientTlsFiles>) -> anyhow::Result<Self> {
+    pub(crate) fn new(urls: &[String], tls: Option<ClientTlsFiles>) -> anyhow::Result<Self> {
         let endpoints = urls.iter().map(|url| Endpoint::of(url)).collect::<anyhow::Result<_>>()?;
         Ok(Self { endpoints, tls, dialer: Dialer::direct() })
     }
 
     /// The members of the ring, if one of them knows a leader. The list is as of now: it takes a majority.
-    pub(super) async fn members(&self) -> Answer {
+    pub(crate) async fn members(&self) -> Answer {
         let answers = join_all(self.endpoints.iter().map(|endpoint| self.members_at(endpoint))).await;
         Answer(answers.into_iter().find_map(Result::ok))
     }
@@ -71,22 +71,22 @@ impl Client {
     }
 
     /// Takes a member from the ring.
-    pub(super) async fn remove(&self, id: u64) -> anyhow::Result<()> {
+    pub(crate) async fn remove(&self, id: u64) -> anyhow::Result<()> {
         self.any("cluster/member/remove", &json!({"ID": id.to_string()})).await
     }
 
     /// Adds a member that does not vote.
-    pub(super) async fn add(&self, peer_url: &str) -> anyhow::Result<()> {
+    pub(crate) async fn add(&self, peer_url: &str) -> anyhow::Result<()> {
         self.any("cluster/member/add", &json!({"peerURLs": [peer_url], "isLearner": true})).await
     }
 
     /// Lets a member vote. Refused while it has not caught up.
-    pub(super) async fn promote(&self, id: u64) -> anyhow::Result<()> {
+    pub(crate) async fn promote(&self, id: u64) -> anyhow::Result<()> {
         self.any("cluster/member/promote", &json!({"ID": id.to_string()})).await
     }
 
     /// How it stands with a member, and with the alarms of the ring as it knows them.
-    pub(super) async fn seen(&self, url: &str) -> anyhow::Result<(Seen, Vec<Alarm>)> {
+    pub(crate) async fn seen(&self, url: &str) -> anyhow::Result<(Seen, Vec<Alarm>)> {
         let endpoint = self.endpoint(url)?;
         let status = self.call(endpoint, "maintenance/status", &json!({}), QUESTION).await?;
         let of = |field: &str| number(&status[field]);
@@ -115,14 +115,14 @@ impl Client {
     }
 
     /// Whether a member can say what the ring has agreed on.
-    pub(super) async fn reads(&self, url: &str) -> anyhow::Result<()> {
+    pub(crate) async fn reads(&self, url: &str) -> anyhow::Result<()> {
         // Any key: there need not be one.
         let key = base64::engine::general_purpose::STANDARD.encode("health");
         self.call(self.endpoint(url)?, "kv/range", &json!({"key": key}), CHANGE).await.map(drop)
     }
 
     /// Forgets what was before this revision, and frees its pages within the file.
-    pub(super) async fn compact(&self, url: &str, revision: u64) -> anyhow::Result<()> {
+    pub(crate) async fn compact(&self, url: &str, revision: u64) -> anyhow::Result<()> {
         let body = json!({"revision": revision.to_string(), "physical": true});
         match self.call(self.endpoint(url)?, "kv/compaction", &body, WORK).await {
             // By somebody else.
@@ -132,19 +132,19 @@ impl Client {
     }
 
     /// Writes a member's file anew without its free pages.
-    pub(super) async fn defragment(&self, url: &str) -> anyhow::Result<()> {
+    pub(crate) async fn defragment(&self, url: &str) -> anyhow::Result<()> {
         self.call(self.endpoint(url)?, "maintenance/defragment", &json!({}), WORK).await.map(drop)
     }
 
     /// Ends an alarm.
-    pub(super) async fn disarm(&self, url: &str, alarm: Alarm) -> anyhow::Result<()> {
+    pub(crate) async fn disarm(&self, url: &str, alarm: Alarm) -> anyhow::Result<()> {
         let member = alarm.member.to_string();
         let body = json!({"action": "DEACTIVATE", "memberID": member, "alarm": alarm.name()});
         self.call(self.endpoint(url)?, "maintenance/alarm", &body, CHANGE).await.map(drop)
     }
 
     /// The members' URLs.
-    pub(super) fn urls(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn urls(&self) -> impl Iterator<Item = &str> {
         self.endpoints.iter().map(|endpoint| &*endpoint.url)
     }
 
