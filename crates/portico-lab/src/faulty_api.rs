@@ -42,6 +42,8 @@ pub struct Rules {
     pub answers: Vec<(&'static str, Answer, usize)>,
     /// So many writes pass, those of Leases and Events aside; the next one never arrives.
     pub writes_left: Option<usize>,
+    /// Writes to a URL that has this text wait for as long as this says so.
+    pub held: Option<&'static str>,
     /// A write has not passed.
     pub withheld: bool,
 }
@@ -135,7 +137,7 @@ impl FaultyApi {
         Ok(response.map(|body| self.gated(body)))
     }
 
-    /// Lets a write pass, or never returns.
+    /// Lets a write pass, now or later, or never returns.
     async fn pass_write(&self, url: &str) {
         if ["/leases", "/events"].iter().any(|text| url.contains(text)) {
             return;
@@ -153,6 +155,14 @@ impl FaultyApi {
         });
         if !passes {
             pending::<()>().await;
+        }
+        while self.rules(|rules| {
+            let is_held = rules.held.is_some_and(|text| url.contains(text));
+            rules.withheld |= is_held;
+            is_held
+        }) {
+            // Rules are plain values, which tell nobody that they have changed.
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 

@@ -204,7 +204,8 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
         "metadata": {"name": "dockercfg", "namespace": "portico"},
         "stringData": {".dockerconfigjson": r#"{"auths": {}}"#}});
     kubectl.apply_json(&credentials).unwrap();
-    let operator = start(&client, "one");
+    let faulty = FaultyApi::default();
+    let operator = start(&faulty.client(&client), "one");
     kubectl.apply_json(&hosted("a", "compact")).unwrap();
     let message = wait_reason(kubectl, "a", "Starting");
     let copied = kubectl.get(&["secret", "dockercfg", "-n", "cluster-a"]).unwrap();
@@ -370,11 +371,22 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     run_pod(kubectl, "a");
     wait_reason(kubectl, "a", "Ready");
 
-    // The volume: an empty one would look well.
+    // The volume: an empty one would look well. Nor does a pass make one that began while it was there.
+    faulty.rules(|rules| rules.held = Some("/networkpolicies/dns-allow"));
+    kubectl.run(&["delete", "networkpolicy", "dns-allow", "-n", "cluster-a"]).unwrap();
+    until("a pass that waits", || {
+        ensure!(faulty.rules(|rules| rules.withheld));
+        Ok(())
+    });
     kubectl.run(&["delete", "pvc", "data-etcd-0", "-n", "cluster-a", "--wait=false"]).unwrap();
     kubectl
         .run(&["delete", "pod", "control-plane-0", "-n", "cluster-a", "--grace-period=0", "--force"])
         .unwrap();
+    until("the volume to go", || {
+        ensure!(kubectl.get(&["pvc", "data-etcd-0", "-n", "cluster-a"]).is_err());
+        Ok(())
+    });
+    faulty.rules(|rules| rules.held = None);
     wait_reason(kubectl, "a", "DataLost");
     assert!(kubectl.get(&["pvc", "data-etcd-0", "-n", "cluster-a"]).is_err());
 

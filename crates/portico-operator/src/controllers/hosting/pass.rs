@@ -255,6 +255,10 @@ impl Context {
             if workload && before.is_none() && !serving {
                 continue;
             }
+            // Gone since `data_lost` looked, which the next pass tells.
+            if kind.name() == PersistentVolumeClaim::KIND && before.is_none() && subject.is_initialized() {
+                continue;
+            }
             self.lead()?;
             let wanted = &kept_storage(wanted, before.as_ref());
             match kind.put(&self.client, &key, wanted, backoffs).await? {
