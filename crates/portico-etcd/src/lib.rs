@@ -1,7 +1,7 @@
 //! What runs etcd in the pods of a control plane, and looks after it while it runs.
 //!
-//! [`join`] decides, from the folder of the data and from what other members say, how a member starts;
-//! [`upkeep`] decides what a running ring needs. Both are plain functions; [`client`] asks and does. etcd's
+//! `join` decides, from the folder of the data and from what other members say, how a member starts;
+//! `upkeep` decides what a running ring needs. Both are plain functions; `client` asks and does. etcd's
 //! JSON gateway is spoken, which every member serves: a dozen calls need no gRPC library, of which this
 //! program has none.
 

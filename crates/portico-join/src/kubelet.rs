@@ -132,7 +132,7 @@ pub(crate) fn start(program: &Path, arguments: &[String]) -> anyhow::Result<Chil
 }
 
 /// Becomes the kubelet, which ends with the process `parent`: what `portico join kubelet` does, which
-/// [`start`] starts. A process can ask only for itself to be told when its parent ends, and what it then
+/// `start` starts. A process can ask only for itself to be told when its parent ends, and what it then
 /// becomes still is.
 pub fn turn(parent: i32, program: &Path, arguments: &[OsString]) -> anyhow::Result<Infallible> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot end with the process before")?;
