@@ -52,9 +52,7 @@ impl Spawned {
 
     /// Sends it a signal.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
-        let pid =
-            i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("a process has a pid")?;
-        kill_process(pid, signal).context("cannot signal the proxy")
+        kill_process(Pid::from_child(&self.child), signal).context("cannot signal the proxy")
     }
 
     /// Waits for its end.

@@ -8,9 +8,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow};
-use http::Uri;
 use jiff::Timestamp;
-use portico_dial::{Dialer, ProxyError, ProxyFiles, ProxySetting};
+use portico_dial::{Dialer, ProxyError, ProxyFiles, ProxySetting, server_url};
 use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::token::Token;
@@ -38,14 +37,10 @@ impl FromStr for Server {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "give https://HOST:PORT, as `portico join token` prints it".to_owned();
-        let uri: Uri = text.parse().map_err(|_| wrong())?;
-        let leads_to_a_host =
-            uri.scheme_str() == Some("https") && uri.host().is_some_and(|host| !host.is_empty());
-        if !leads_to_a_host || uri.path() != "/" || uri.query().is_some() || text.contains(['@', '#']) {
-            return Err(wrong());
-        }
-        Ok(Self { url: text.trim_end_matches('/').to_owned() })
+        let url = server_url(text);
+        let url =
+            url.ok_or_else(|| "give https://HOST:PORT, as `portico join token` prints it".to_owned())?;
+        Ok(Self { url })
     }
 }
 

@@ -96,17 +96,14 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        kill_process(self.process_id()?, signal)
+        kill_process(Pid::from_child(&self.child()), signal)
             .with_context(|| format!("sending {signal:?} to {}", self.name))
-    }
-
-    fn process_id(&self) -> Result<Pid> {
-        i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("no process id")
     }
 
     /// Has it stand still, as [`freeze`] does.
     pub fn freeze(&self) -> Result<()> {
-        freeze(self.process_id()?)
+        let process = Pid::from_child(&self.child());
+        freeze(process)
     }
 
     /// SIGTERM, then waits for it to end within `limit`.

@@ -168,9 +168,7 @@ impl Drop for Corporation {
     fn drop(&mut self) {
         // Asked, not killed, squid removes its shared memory. It does not wait for connections, and its
         // helpers end when it does.
-        if let Some(pid) = Pid::from_raw(self.squid.id().cast_signed()) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
+        let _ = kill_process(Pid::from_child(&self.squid), Signal::TERM);
         let _ = self.squid.wait();
     }
 }

@@ -99,6 +99,18 @@ fn try_patch(kubectl: &Kubectl, object: &[&str], change: &Value) -> Result<()> {
     kubectl.run(&[&["patch"], object, &["--type=merge", "-p", &change]].concat()).map(drop)
 }
 
+/// Has the operator look at these clusters, and waits for as many passes. `mark` has to be another each time.
+fn look_at(kubectl: &Kubectl, operator: &Running, names: &[&str], mark: &str) {
+    let passes = work(operator).passes;
+    for name in names {
+        patch(kubectl, &["cluster", name], &json!({"metadata": {"labels": {"looked": mark}}}));
+    }
+    until("a pass over each", || {
+        ensure!(work(operator).passes >= passes + names.len() as u64);
+        Ok(())
+    });
+}
+
 /// Says of the pod of a compact control plane that all of it runs, as a kubelet does. Returns once its
 /// StatefulSet counts that pod: one that is on its way out gives its place to another.
 fn run_pod(kubectl: &Kubectl, name: &str) {
@@ -274,19 +286,9 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     assert!(kubectl.get(&["deployment", "apiserver", "-n", "cluster-d"]).is_err());
     let mut looked = 0;
     until("a look at each that writes nothing", || {
-        let (before, passes) = (work(&operator).writes, work(&operator).passes);
+        let before = work(&operator).writes;
         looked += 1;
-        for name in ["a", "d"] {
-            patch(
-                kubectl,
-                &["cluster", name],
-                &json!({"metadata": {"labels": {"looked": format!("at-{looked}")}}}),
-            );
-        }
-        until("a pass over each", || {
-            ensure!(work(&operator).passes > passes + 1);
-            Ok(())
-        });
+        look_at(kubectl, &operator, &["a", "d"], &format!("at-{looked}"));
         // What others do for them may come later than what the condition says.
         let written = work(&operator).writes;
         ensure!(written == before, "{before:?} {written:?}");
@@ -302,12 +304,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     });
     let egress = ["configmap/kube-apiserver-egress", "-n", "cluster-a"];
     kubectl.run(&[&["delete"][..], &egress].concat()).unwrap();
-    let passes = work(&operator).passes;
-    patch(kubectl, &["cluster", "d"], &json!({"metadata": {"labels": {"looked": "again"}}}));
-    until("a pass over another one", || {
-        ensure!(work(&operator).passes > passes);
-        Ok(())
-    });
+    look_at(kubectl, &operator, &["d"], "again");
     assert!(kubectl.get(&egress).is_err());
     patch(kubectl, &["cluster", "a"], &json!({"spec": {"pause": false}}));
     until("what was missing", || kubectl.get(&egress).map(drop));
@@ -401,12 +398,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     // Kubernetes deletes what is in a namespace in an order of its own.
     until("the StatefulSet to go", is_gone);
     wait_reason(kubectl, "a", "KeysLost");
-    let passes = work(&operator).passes;
-    patch(kubectl, &["cluster", "a"], &json!({"metadata": {"labels": {"looked": "at-nothing"}}}));
-    until("a pass over it", || {
-        ensure!(work(&operator).passes > passes);
-        Ok(())
-    });
+    look_at(kubectl, &operator, &["a"], "at-nothing");
     is_gone().unwrap();
 
     kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();

@@ -118,8 +118,7 @@ impl Process {
 
     /// Has it stand still until it gets `CONT`.
     pub(crate) fn freeze(&self) {
-        let process = i32::try_from(self.id()).ok().and_then(Pid::from_raw).expect("a child has an id");
-        freeze(process).expect("it can be stopped");
+        freeze(Pid::from_child(&self.child)).expect("it can be stopped");
     }
 
     /// Waits for its end.

@@ -11,9 +11,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use futures_util::future::join_all;
-use http::Uri;
-use portico_dial::Dialer;
 use portico_dial::pem;
+use portico_dial::{Dialer, server_url};
 use portico_kube::error::describe;
 use portico_kube::foreign::{Foreign, ForeignError};
 use serde_json::json;
@@ -47,14 +46,8 @@ impl FromStr for Server {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "give https://HOST:PORT, without anything behind it".to_owned();
-        let uri: Uri = text.parse().map_err(|_| wrong())?;
-        let leads_to_a_host =
-            uri.scheme_str() == Some("https") && uri.host().is_some_and(|host| !host.is_empty());
-        if !leads_to_a_host || uri.path() != "/" || uri.query().is_some() || text.contains('@') {
-            return Err(wrong());
-        }
-        Ok(Self(text.trim_end_matches('/').to_owned()))
+        let url = server_url(text);
+        url.map(Self).ok_or_else(|| "give https://HOST:PORT, without anything behind it".to_owned())
     }
 }
 
