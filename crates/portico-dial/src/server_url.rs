@@ -2,8 +2,8 @@
 
 use http::Uri;
 
-/// The URL without a slash at its end. `None` for what is no https, or has more than a host and a port: a path,
-/// a query, a fragment, a user.
+/// The URL without a slash at its end. `None` for what is no https, or has more than a host and a port:
+/// a path, a query, a fragment, a user.
 #[must_use]
 pub fn server_url(text: &str) -> Option<String> {
     let uri: Uri = text.parse().ok()?;
