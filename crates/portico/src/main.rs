@@ -18,8 +18,8 @@ mod logging;
 mod memory_limit;
 mod offline;
 mod outcome;
-mod reach;
 mod requirements;
+mod seed;
 mod verb;
 
 use std::process::ExitCode;

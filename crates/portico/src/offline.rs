@@ -8,9 +8,8 @@ use anyhow::ensure;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use portico_admin::listing::OutputFormat;
-use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, ExposeKeys};
+use portico_api::annotations::{EXPOSE, ExposeKeys};
 use portico_api::problem::Severity;
-use portico_kube::Client;
 use portico_source::{Loaded, list_objects};
 use portico_sync::{ReadAs, Site, SiteSettings};
 
@@ -89,14 +88,6 @@ fn list_live(
         let client = portico_kube::client(kubeconfig).await?;
         anyhow::Ok(list_objects(&client, namespace, timeout).await?)
     })
-}
-
-/// What a gateway makes of the objects of a live seed.
-pub(crate) async fn live_site(client: &Client, timeout: Duration) -> anyhow::Result<Site> {
-    // As a gateway of `portico operator` does, which opens the ports of clusters with a load balancer too.
-    let expose_annotations = ExposeKeys::from_iter([EXPOSE, EXPOSE_NAMESPACED]);
-    let settings = SiteSettings { expose_annotations, ..SiteSettings::default() };
-    Ok(Site::of_seed(list_objects(client, None, timeout).await?, &settings))
 }
 
 /// Where the objects of an installation are, for verbs that need nothing else of them.

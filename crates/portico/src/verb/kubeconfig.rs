@@ -1,34 +1,24 @@
 //! `portico kubeconfig CLUSTER`: the way into a user cluster, by its present address.
 //!
-//! Address from the Cluster, CA and credentials from the Secret in which KKP keeps them. Only what was read
-//! is written: nothing changes on the seed. With `--as` the credentials are a certificate for one person,
-//! which the cluster signs ([`personal`]).
+//! Address, CA and credentials are what [`portico_reach::admin`] finds. Only that is written: nothing changes
+//! on the seed. With `--as` the credentials are a certificate for one person, which the cluster signs
+//! ([`personal`]).
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail, ensure};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use anyhow::{Context, bail, ensure};
 use clap::Args;
-use portico_api::cluster::{Cluster, EXPOSED};
-use portico_api::names::{ClusterName, HostName};
-use portico_dial::{Dialer, ProxyFiles, ProxySetting};
-use portico_kube::foreign::Foreign;
-use portico_kube::{Client, read};
-use portico_pki::{Kubeconfig, inventory};
-use serde::Deserialize;
+use portico_api::names::HostName;
+use portico_pki::Kubeconfig;
+use portico_reach::admin::{SECRET, of_cluster, of_secret};
 
 use crate::args::kubeconfig;
 use crate::daemon;
 use crate::outcome::{Outcome, print};
 
 mod personal;
-
-/// The Secret with the credentials of an administrator, as KKP and the operator make it.
-const SECRET: &str = "admin-kubeconfig";
 
 /// `portico kubeconfig`.
 #[derive(Debug, Args)]
@@ -81,24 +71,11 @@ impl AdminFlags {
     }
 }
 
-/// The way into the cluster that the administrator has from here, by the corporate proxy of the environment.
-pub(crate) async fn inside(admin: &Kubeconfig) -> anyhow::Result<Foreign> {
-    let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default())?;
-    Ok(Foreign::new(&admin.to_yaml(), dialer).await?)
-}
-
-/// A Secret, as far as it counts here.
-#[derive(Deserialize)]
-struct Secret {
-    #[serde(default)]
-    data: BTreeMap<String, String>,
-}
-
 /// Writes the kubeconfig.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let found = daemon::runtime()?.block_on(async {
         let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
-        let admin = fetch(&client, &flags.cluster, &flags.secret).await?;
+        let admin = of_secret(&client, &flags.cluster, &flags.secret).await?;
         match &flags.personal.user {
             Some(user) => personal::issue(admin, user, &flags.personal).await,
             None => Ok(admin),
@@ -109,56 +86,6 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         None => print(&found.to_yaml())?,
     }
     Ok(Outcome::Done)
-}
-
-/// The kubeconfig that this verb writes without further flags.
-pub(crate) async fn of_cluster(client: &Client, name: &str) -> anyhow::Result<Kubeconfig> {
-    fetch(client, name, SECRET).await
-}
-
-/// Reads Cluster and Secret.
-async fn fetch(client: &Client, name: &str, secret: &str) -> anyhow::Result<Kubeconfig> {
-    let path = format!("/apis/kubermatic.k8c.io/v1/clusters/{name}");
-    let cluster: Option<Cluster> = read(client, &path, &format!("Cluster {name}")).await?;
-    let cluster =
-        cluster.ok_or_else(|| anyhow!("there is no Cluster {name}; `kubectl get clusters` lists them"))?;
-    let server = server(name, &cluster)?;
-    let namespace = ClusterName::new(name).namespace();
-    let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
-    let what = format!("Secret {namespace}/{secret}");
-    let stored: Option<Secret> = read(client, &path, &what).await?;
-    let stored = stored.ok_or_else(|| {
-        anyhow!(
-            "there is no {what}: nothing has made credentials for this cluster; --secret names another that \
-             holds a kubeconfig"
-        )
-    })?;
-    present(&stored, name, server).with_context(|| format!("{what} cannot be used"))
-}
-
-/// Where the API server of the cluster is now.
-fn server(name: &str, cluster: &Cluster) -> anyhow::Result<String> {
-    let address = &cluster.status.address;
-    let condition = cluster.status.conditions.get(EXPOSED).filter(|condition| &*condition.status != "True");
-    let why = condition.map(|condition| format!(": {} ({})", condition.message, condition.reason));
-    // As KKP's API: where the API server has a load balancer of its own, that one leads.
-    let known = [&address.api_server_external_address, &address.url].into_iter().find(|url| !url.is_empty());
-    let Some(url) = known else {
-        let why = why.unwrap_or_else(|| "; `kubectl describe cluster` says how it stands".to_owned());
-        bail!("Cluster {name} has no address yet{why}");
-    };
-    if let Some(why) = why {
-        tracing::warn!("clients may not reach Cluster {name} at {url}{why}");
-    }
-    Ok(url.to_string())
-}
-
-/// The kubeconfig that the Secret holds, named after the cluster and leading to `server`.
-fn present(stored: &Secret, cluster: &str, server: String) -> anyhow::Result<Kubeconfig> {
-    let key = inventory::KUBECONFIG;
-    let data = stored.data.get(key).with_context(|| format!("it has no key {key:?}"))?;
-    let text = String::from_utf8(STANDARD.decode(data)?)?;
-    Ok(Kubeconfig { cluster: cluster.to_owned(), server, ..Kubeconfig::parse(&text)? })
 }
 
 /// Replaces the file at once, or not at all. A file with other clusters in it is left alone.
@@ -200,31 +127,10 @@ mod tests {
 
     use super::*;
 
-    fn cluster(status: &serde_json::Value) -> Cluster {
-        serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).unwrap()
-    }
-
     fn kubeconfig(cluster: &str, server: &str) -> Kubeconfig {
         let credential = Credential::Token("secret".to_owned());
         let (cluster, server, authority) = (cluster.to_owned(), server.to_owned(), "CA".to_owned());
         Kubeconfig { cluster, server, authority, credential }
-    }
-
-    #[test]
-    fn the_address_is_that_of_now_and_its_absence_is_explained() {
-        let url = json!({"address": {"url": "https://a.example.com:6443"}});
-        assert_eq!(server("a", &cluster(&url)).unwrap(), "https://a.example.com:6443");
-        let own = json!({"address": {"url": "https://192.0.2.7:31000",
-            "apiServerExternalAddress": "https://lb.example.com"}});
-        assert_eq!(server("a", &cluster(&own)).unwrap(), "https://lb.example.com");
-        let waits = json!({"conditions": {"PorticoExposed": {"status": "False",
-            "reason": "LoadBalancerPending", "message": "front-loadbalancer has no address"}}});
-        assert_eq!(
-            server("a", &cluster(&waits)).unwrap_err().to_string(),
-            "Cluster a has no address yet: front-loadbalancer has no address (LoadBalancerPending)"
-        );
-        let error = server("a", &cluster(&json!({}))).unwrap_err().to_string();
-        assert!(error.ends_with("; `kubectl describe cluster` says how it stands"), "{error}");
     }
 
     #[test]
@@ -248,17 +154,6 @@ mod tests {
         let nowhere = dir.path().join("nowhere/a");
         let error = write(&nowhere, &kubeconfig("a", "https://a:1")).unwrap_err().to_string();
         assert!(error.starts_with("cannot write ") && error.contains("nowhere/a"), "{error}");
-    }
-
-    #[test]
-    fn a_secret_without_a_usable_kubeconfig_says_what_is_wrong() {
-        let stored = |data: serde_json::Value| serde_json::from_value(json!({ "data": data })).unwrap();
-        let refused = |data| present(&stored(data), "a", "https://new:2".to_owned()).unwrap_err().to_string();
-        assert_eq!(refused(json!({"token": "eA=="})), "it has no key \"kubeconfig\"");
-        assert_eq!(refused(json!({"kubeconfig": ""})), "it is empty");
-        let good = json!({"kubeconfig": STANDARD.encode(kubeconfig("b", "https://old:1").to_yaml())});
-        let present = present(&stored(good), "a", "https://new:2".to_owned()).unwrap();
-        assert_eq!(present, kubeconfig("a", "https://new:2"));
     }
 
     #[test]

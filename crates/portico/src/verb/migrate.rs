@@ -20,12 +20,12 @@ use portico_expose::migration::order::{Change, Order, change};
 use portico_expose::migration::plan::{MigrationPlan, has_two_doors};
 use portico_kube::patch::{Patched, merge};
 use portico_kube::{Client, read};
+use portico_reach::doors::record;
 use serde_json::Value;
 
 use crate::args::{duration, kubeconfig, positive_duration};
 use crate::daemon;
 use crate::outcome::{Outcome, print};
-use crate::reach::doors::record;
 use crate::verb::kubeconfig::label;
 
 mod many;

@@ -12,12 +12,13 @@ use portico_admin::table;
 use portico_hosting::serving;
 use portico_kube::foreign::{Foreign, ForeignError};
 use portico_kube::text::{self, one_line};
+use portico_reach::admin::enter;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::daemon;
 use crate::outcome::{Outcome, print};
-use crate::verb::kubeconfig::{AdminFlags, inside};
+use crate::verb::kubeconfig::AdminFlags;
 
 /// Lines of one answer; those of Nodes are long.
 const AT_ONCE: usize = 50;
@@ -90,7 +91,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 
 async fn ask(flags: &AdminFlags) -> anyhow::Result<Nodes> {
     let admin = flags.read().await?;
-    let said = Said::read(&inside(&admin).await?).await.with_context(|| format!("at {}", admin.server))?;
+    let said = Said::read(&enter(&admin).await?).await.with_context(|| format!("at {}", admin.server))?;
     Ok(Nodes { nodes: said.rows(), endpoints: said.endpoints, more: said.more, server: admin.server })
 }
 

@@ -4,12 +4,12 @@ use clap::Args;
 use portico_admin::listing::OutputFormat;
 use portico_admin::table;
 use portico_api::names::ClusterName;
+use portico_reach::{Chain, Link, Migration, Orphan, Seed};
 use serde::Serialize;
 
 use crate::daemon;
 use crate::outcome::{Outcome, print};
-use crate::reach::doors::Migration;
-use crate::reach::{Chain, Link, Orphan, Seed, SeedFlags};
+use crate::seed::{SeedFlags, text_of};
 
 /// `portico status`.
 #[derive(Debug, Args)]
@@ -70,12 +70,12 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 
 /// How it stands, and what more there is to say of the one CLUSTER.
 async fn status(flags: &Flags) -> anyhow::Result<(Status, String)> {
-    let seed = Seed::read(&flags.seed).await?;
+    let seed = flags.seed.read().await?;
     let (mut clusters, mut orphans) = (Vec::new(), Vec::new());
     let text;
     if let Some(name) = &flags.cluster {
         let chain = seed.whole_chain(&ClusterName::new(name)).await;
-        text = chain.text(name);
+        text = text_of(&chain, name);
         clusters.push(row(&seed, name, chain));
     } else {
         let all = seed.clusters().iter();

@@ -5,10 +5,11 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use portico_admin::listing::OutputFormat;
 use portico_api::names::{ClusterName, is_object_name};
+use portico_reach::Seed;
 
 use crate::daemon;
 use crate::outcome::{Outcome, print};
-use crate::reach::{Seed, SeedFlags};
+use crate::seed::{SeedFlags, text_of};
 
 /// `portico why`.
 #[derive(Debug, Args)]
@@ -30,7 +31,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         None => (&*flags.what, None),
     };
     let (name, chain) = daemon::runtime()?.block_on(async {
-        let seed = Seed::read(&flags.seed).await?;
+        let seed = flags.seed.read().await?;
         let name = cluster_of(&seed, what)?;
         let chain = match node {
             Some(node) => seed.chain_to_node(&name, node).await,
@@ -40,7 +41,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     })?;
     match flags.output {
         OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&chain.links)?))?,
-        OutputFormat::Table => print(&chain.text(name.as_str()))?,
+        OutputFormat::Table => print(&text_of(&chain, name.as_str()))?,
     }
     Ok(if chain.broken().is_some() { Outcome::No } else { Outcome::Done })
 }

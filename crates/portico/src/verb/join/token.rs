@@ -11,10 +11,11 @@ use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::CaHash;
 use portico_join::cluster::KUBELET_CONFIG;
 use portico_kube::foreign::Applied;
+use portico_reach::admin::enter;
 
 use crate::args::positive_duration;
 use crate::outcome::{Outcome, print};
-use crate::verb::kubeconfig::{AdminFlags, inside};
+use crate::verb::kubeconfig::AdminFlags;
 
 /// Of twice as many bytes as a token has letters, more than enough are used.
 const RANDOM: usize = 64;
@@ -34,7 +35,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let admin = flags.admin.read().await?;
     let hashes = CaHash::all(&admin.authority);
     ensure!(!hashes.is_empty(), "the kubeconfig of the cluster has no authority that machines could pin");
-    let inside = inside(&admin).await?;
+    let inside = enter(&admin).await?;
     let object = inside.get(KUBELET_CONFIG).await.with_context(|| format!("at {}", admin.server))?;
     let object = object.with_context(|| {
         format!(

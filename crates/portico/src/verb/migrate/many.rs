@@ -17,6 +17,7 @@ use portico_expose::migration::order::{Order, Until};
 use portico_expose::migration::plan::has_two_doors;
 use portico_expose::migration::waves::{AllProgress, Progress, Tried, Waves};
 use portico_kube::{Client, list};
+use portico_reach::doors::is_of;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -24,7 +25,6 @@ use super::site::Site;
 use super::wait::{Reported, SETTLED, SILENCE, Seen, line, waits_for_people};
 use super::{Flags, LONG, connect, why_not, write_order};
 use crate::outcome::{Outcome, print};
-use crate::reach::doors::is_of;
 
 /// How often the seed is asked: each look lists all that are selected.
 const PAUSE: Duration = Duration::from_secs(2);

@@ -23,13 +23,13 @@ use portico_expose::validate::usable;
 use portico_kube::{Client, read};
 use portico_preflight::Seen;
 use portico_preflight::check::{Limits, tls};
+use portico_reach::doors::record;
 use portico_source::{Object, list_objects};
 use portico_sync::ReadAs;
 use serde_json::Value;
 
 use super::{Flags, no_cluster};
 use crate::offline;
-use crate::reach::doors::record;
 
 /// The Deployment of KKP whose presence says that its controllers keep the clusters of this seed; its pods
 /// have that name in a label, too.

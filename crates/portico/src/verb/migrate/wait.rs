@@ -10,11 +10,11 @@ use portico_expose::migration::Now;
 use portico_expose::migration::order::Until;
 use portico_kube::Client;
 use portico_kube::text::one_line;
+use portico_reach::doors::record;
 use tokio::time::{Instant, sleep_until};
 
 use super::{no_cluster, read_cluster};
 use crate::outcome::{Outcome, print};
-use crate::reach::doors::record;
 
 /// How often the seed is asked. A state lasts seconds at least: each waits for something on the network.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -7,22 +7,22 @@ use portico_kube::Client;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::items;
+use crate::list::items;
 
 /// One object without its Cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Orphan {
+pub struct Orphan {
     /// `Namespace` or `PersistentVolume`.
-    pub(crate) kind: &'static str,
+    pub kind: &'static str,
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// The Cluster that is gone.
-    pub(crate) cluster: String,
+    pub cluster: String,
 }
 
 /// Lists them. Clusters are asked for by name alone and last: one that cannot be read lives on, and one may
 /// have been made a moment ago.
-pub(super) async fn find(client: &Client) -> anyhow::Result<Vec<Orphan>> {
+pub(crate) async fn find(client: &Client) -> anyhow::Result<Vec<Orphan>> {
     let selector = CLUSTER_LABEL.replace('/', "%2F");
     let path = format!("/api/v1/namespaces?labelSelector={selector}");
     let namespaces = items(client, &path, "namespaces of clusters").await?;

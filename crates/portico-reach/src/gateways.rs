@@ -9,8 +9,8 @@ use portico_kube::{Client, read};
 use portico_routes::route::RouteKey;
 use serde_json::Value;
 
-use super::items;
-use super::links::AtGateway;
+use crate::links::AtGateway;
+use crate::list::items;
 
 /// The label by which the pods of a gateway are found (deploy/gateway.yaml).
 const GATEWAYS: &str = "app.kubernetes.io%2Fname%3Dportico-gateway";
@@ -19,7 +19,7 @@ const GATEWAYS: &str = "app.kubernetes.io%2Fname%3Dportico-gateway";
 const KKP_PROXY: &str = "nodeport-proxy";
 
 /// The gateways of a seed.
-pub(super) struct Gateways(Vec<Gateway>);
+pub(crate) struct Gateways(Vec<Gateway>);
 
 struct Gateway {
     pod: String,
@@ -36,19 +36,19 @@ struct Row {
 
 impl Gateways {
     /// Asks each gateway that is ready.
-    pub(super) async fn ask(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn ask(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={GATEWAYS}");
         let pods = items(client, &path, "the pods of the gateways").await?;
         Ok(Self(join_all(pods.iter().map(|pod| Gateway::ask(client, namespace, pod))).await))
     }
 
     /// How many are ready, and how many there are.
-    pub(super) fn count(&self) -> (usize, usize) {
+    pub(crate) fn count(&self) -> (usize, usize) {
         (self.0.iter().filter(|gateway| gateway.ready).count(), self.0.len())
     }
 
     /// What each makes of a key.
-    pub(super) fn with(&self, key: &RouteKey) -> Vec<AtGateway> {
+    pub(crate) fn with(&self, key: &RouteKey) -> Vec<AtGateway> {
         let wanted = serde_json::to_value(key).map(|key| key.to_string()).unwrap_or_default();
         let at = |gateway: &Gateway| {
             let row = gateway.routes.as_ref().map(|rows| rows.get(&wanted));
@@ -101,28 +101,28 @@ fn state_of(state: &Value) -> String {
 
 /// Ports and addresses of one Service of type LoadBalancer.
 #[derive(Default, Clone)]
-pub(super) struct LoadBalancer {
-    pub(super) ports: Vec<u16>,
-    pub(super) addresses: Vec<String>,
+pub(crate) struct LoadBalancer {
+    pub(crate) ports: Vec<u16>,
+    pub(crate) addresses: Vec<String>,
 }
 
 /// All Services of type LoadBalancer.
-pub(super) struct LoadBalancers(BTreeMap<ObjectKey, LoadBalancer>);
+pub(crate) struct LoadBalancers(BTreeMap<ObjectKey, LoadBalancer>);
 
 impl LoadBalancers {
-    pub(super) async fn read(client: &Client) -> anyhow::Result<Self> {
+    pub(crate) async fn read(client: &Client) -> anyhow::Result<Self> {
         let path = "/api/v1/services?fieldSelector=spec.type%3DLoadBalancer";
         let services = items(client, path, "Services of type LoadBalancer").await?;
         Ok(Self(services.iter().map(balancer_of).collect()))
     }
 
     /// The Service of KKP's proxy, if there is one.
-    pub(super) fn of_kkp(&self) -> Option<&ObjectKey> {
+    pub(crate) fn of_kkp(&self) -> Option<&ObjectKey> {
         self.0.keys().find(|key| *key.name == *KKP_PROXY)
     }
 
     /// One without ports and addresses if there is none.
-    pub(super) fn get(&self, key: &ObjectKey) -> LoadBalancer {
+    pub(crate) fn get(&self, key: &ObjectKey) -> LoadBalancer {
         self.0.get(key).cloned().unwrap_or_default()
     }
 }

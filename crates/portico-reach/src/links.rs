@@ -13,23 +13,25 @@ use serde::Serialize;
 /// One link of the chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Link {
+pub struct Link {
     /// What it is.
-    pub(crate) link: &'static str,
+    pub link: &'static str,
     /// Whether it holds.
-    pub(crate) state: State,
+    pub state: State,
     /// What was found.
-    pub(crate) evidence: String,
+    pub evidence: String,
     /// What to do about it; empty where it holds.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) remedy: String,
+    pub remedy: String,
 }
 
 /// Whether a link holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub enum State {
+    /// It does.
     Holds,
+    /// It does not, and no later one can.
     Broken,
     /// It could not be found out, or says nothing for sure.
     Unknown,
@@ -46,7 +48,9 @@ impl fmt::Display for State {
 }
 
 impl Link {
-    pub(crate) fn is_broken(&self) -> bool {
+    /// Whether no later link can hold.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
         self.state == State::Broken
     }
 

@@ -4,12 +4,12 @@
 
 use portico_api::cluster::Cluster;
 use portico_kube::Client;
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::foreign::ForeignError;
 use serde_json::Value;
 
-use super::Chain;
-use super::links::Link;
-use crate::verb::kubeconfig::{inside, of_cluster};
+use crate::admin;
+use crate::chain::Chain;
+use crate::links::Link;
 
 /// Where `portico operator` runs the agent, and how its pods are found.
 const AGENTS: &str =
@@ -23,7 +23,7 @@ const MESH: &str = "PorticoMesh";
 
 /// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed; `has_agents` is
 /// whether pods need an agent on it by the door in force.
-pub(super) async fn try_node(
+pub(crate) async fn try_node(
     chain: &mut Chain,
     seed: &Client,
     cluster: &Cluster,
@@ -31,7 +31,7 @@ pub(super) async fn try_node(
     has_agents: bool,
 ) {
     let name = &*cluster.metadata.name;
-    let inside = match admin(seed, name).await {
+    let inside = match admin::enter_as_admin(seed, name).await {
         Ok(inside) => inside,
         Err(error) => {
             let remedy = format!("as `portico kubeconfig {name}` would say");
@@ -61,8 +61,8 @@ pub(super) async fn try_node(
 
 /// Adds what the cluster's API server answers to its admin: to a request that needs its storage, over TLS by
 /// the cluster's own CA.
-pub(super) async fn try_api_server(chain: &mut Chain, seed: &Client, cluster: &Cluster) {
-    chain.push(match admin(seed, &cluster.metadata.name).await {
+pub(crate) async fn try_api_server(chain: &mut Chain, seed: &Client, cluster: &Cluster) {
+    chain.push(match admin::enter_as_admin(seed, &cluster.metadata.name).await {
         Ok(inside) => answered(inside.get("/api/v1/namespaces/default").await),
         Err(error) => {
             let remedy = "give the Cluster an admin kubeconfig, or yourself the right to read it";
@@ -99,10 +99,6 @@ fn answered(asked: Result<Option<Value>, ForeignError>) -> Link {
         _ => "no API server answers so: find out what does at this address",
     };
     Link::broken(API_SERVER, error.to_string(), remedy)
-}
-
-async fn admin(seed: &Client, name: &str) -> anyhow::Result<Foreign> {
-    inside(&of_cluster(seed, name).await?).await
 }
 
 fn unasked(link: &'static str, error: &ForeignError) -> Link {
@@ -184,8 +180,8 @@ fn mesh(object: &Value) -> Option<Link> {
 mod tests {
     use serde_json::json;
 
-    use super::super::links::State;
     use super::*;
+    use crate::links::State;
 
     #[test]
     fn an_api_server_that_fails_or_is_none_is_the_broken_link_and_one_that_refuses_is_up() {

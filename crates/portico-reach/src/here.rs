@@ -7,14 +7,14 @@ use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
 use portico_preflight::check::{Limits, dns, tls};
 use portico_preflight::{Seen, TlsSession};
 
-use super::Chain;
-use super::links::Link;
+use crate::chain::Chain;
+use crate::links::Link;
 
 /// A clock may differ by that much before it is worth a word, in milliseconds.
 const CLOCK_SKEW: i64 = 60_000;
 
 /// Name and handshake.
-pub(super) async fn try_address(chain: &mut Chain, cluster: &Cluster) {
+pub(crate) async fn try_address(chain: &mut Chain, cluster: &Cluster) {
     let address = &cluster.status.address;
     let (name, Some(port)) = (&address.external_name, address.port) else {
         return chain.push(Link::broken("address", "the Cluster has no address yet", "see its condition"));

@@ -13,28 +13,28 @@ use portico_source::Object;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::links::Link;
+use crate::links::Link;
 
 /// What users of a cluster have been told of, by the name of the cluster.
-pub(super) type Doors = BTreeMap<Arc<str>, Now>;
+pub(crate) type Doors = BTreeMap<Arc<str>, Now>;
 
 /// A migration that is under way, or wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Migration {
+pub struct Migration {
     /// The state; `Wanted` before the first.
-    pub(crate) state: &'static str,
+    pub state: &'static str,
     /// The door that is left.
-    pub(crate) from: ExposeStrategy,
+    pub from: ExposeStrategy,
     /// The one that takes its place.
-    pub(crate) to: ExposeStrategy,
+    pub to: ExposeStrategy,
     /// What the operator says of it; empty while it says nothing.
-    pub(crate) message: String,
+    pub message: String,
 }
 
 /// What `clusters` have recorded. Where that is another strategy than the wanted one, it is made sure that it
 /// is of this Cluster, and not of one of the same name before it.
-pub(super) async fn recorded(
+pub(crate) async fn recorded(
     client: &Client,
     objects: &[Object],
     clusters: &BTreeMap<Arc<str>, Cluster>,
@@ -54,7 +54,7 @@ pub(super) async fn recorded(
 }
 
 /// What is recorded of a Cluster; `None` if nothing is, or an older Cluster of this name has left it.
-pub(crate) async fn record(client: &Client, cluster: &Cluster) -> anyhow::Result<Option<ExposedClusterSpec>> {
+pub async fn record(client: &Client, cluster: &Cluster) -> anyhow::Result<Option<ExposedClusterSpec>> {
     let name = &*cluster.metadata.name;
     let path = format!("/apis/portico.k8c.io/v1alpha1/exposedclusters/{name}");
     let found: Option<Value> = read(client, &path, &format!("ExposedCluster {name}")).await?;
@@ -63,7 +63,7 @@ pub(crate) async fn record(client: &Client, cluster: &Cluster) -> anyhow::Result
 }
 
 /// Whether an ExposedCluster is of this Cluster, and not of an older one of its name.
-pub(crate) fn is_of(exposed: &Value, cluster: &Cluster) -> bool {
+pub fn is_of(exposed: &Value, cluster: &Cluster) -> bool {
     let owner = exposed.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
     owner == Some(&cluster.metadata.uid)
 }
@@ -87,18 +87,18 @@ pub(crate) fn migration(cluster: &Cluster, now: Now) -> Option<Migration> {
 
 impl Migration {
     /// The two doors, as a cell of a table.
-    pub(crate) fn doors(&self) -> String {
+    pub fn doors(&self) -> String {
         format!("{} -> {}", self.from, self.to)
     }
 
     /// How far it is, and what it waits for.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let colon = if self.message.is_empty() { "" } else { ": " };
         format!("{}{colon}{}", self.state, self.message)
     }
 
     /// It as a link of the chain: nothing is broken by it.
-    pub(super) fn link(&self) -> Link {
+    pub(crate) fn link(&self) -> Link {
         Link::holds("migration", format!("{}, {}", self.doors(), self.describe()))
     }
 }
