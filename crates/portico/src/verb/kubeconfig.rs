@@ -123,7 +123,6 @@ pub(crate) fn label(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use portico_pki::Credential;
-    use serde_json::json;
 
     use super::*;
 

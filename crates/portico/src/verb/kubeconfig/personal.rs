@@ -16,10 +16,10 @@ use portico_hosting::serving::REQUESTS;
 use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_kube::text::one_line;
 use portico_pki::{Credential, Kubeconfig, Pair, Request, ends};
+use portico_reach::admin::enter;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::inside;
 use crate::args::positive_duration;
 
 /// Who signs what opens the API server.
@@ -58,7 +58,7 @@ pub(super) struct Person {
 /// The way that `admin` has, with a certificate of this user.
 pub(super) async fn issue(admin: Kubeconfig, user: &str, flags: &Person) -> anyhow::Result<Kubeconfig> {
     let Request { request, key } = Request::new(user, flags.group.as_deref())?;
-    let inside = inside(&admin).await?;
+    let inside = enter(&admin).await?;
     let mut random = [0; 8];
     rand::fill(&mut random).map_err(|_| anyhow!("the system has no random numbers"))?;
     let id = format!("portico-kubeconfig-{:016x}", u64::from_be_bytes(random));
