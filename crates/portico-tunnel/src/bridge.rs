@@ -40,6 +40,9 @@ use crate::waiting::Waiting;
 /// takes four megabytes for one that does not read, outside all budgets. What is under way is not bounded.
 const UNSENT: u32 = STREAM_WINDOW;
 
+/// How long the peer may take no byte of a socket that is gone. Long enough for an endpoint that is busy.
+const LEAVING: Duration = Duration::from_secs(30);
+
 /// One stream and one socket.
 pub struct Bridge<S, M> {
     /// Which side the peer is.
@@ -60,6 +63,8 @@ pub struct Bridge<S, M> {
     /// Set only while the socket is not read.
     watch: ErrorWatch<'static>,
     idle: Idle,
+    /// The socket is gone, and the peer has no window for all that it sent.
+    is_leaving: bool,
     inbound: FromPeer,
     outbound: ToPeer,
     /// Which was the first to end.
@@ -134,6 +139,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             reserved: false,
             watch: ErrorWatch::default(),
             idle: Idle::new(idle),
+            is_leaving: false,
             inbound: FromPeer::Open,
             outbound: ToPeer::Open,
             first: None,
@@ -215,7 +221,8 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         if self.to_peer.poll_reset(cx).is_ready() {
             return Poll::Ready(Outcome::Reset { by: Party::Peer });
         }
-        self.idle.poll(cx).map(|()| Outcome::Idle)
+        let idle = self.idle.poll(cx);
+        idle.map(|()| if self.is_leaving { Outcome::Reset { by: Party::Socket } } else { Outcome::Idle })
     }
 
     /// Ready if others need the memory of what waits.
@@ -244,7 +251,10 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
                 // Both have ended: closing the socket sends the FIN.
                 ToPeer::Done => FromPeer::Done,
                 ToPeer::Open => match SockRef::from(&*self.socket).shutdown(Shutdown::Write) {
-                    Ok(()) => FromPeer::Done,
+                    Ok(()) => {
+                        self.watch.stop();
+                        FromPeer::Done
+                    }
                     Err(_) => FromPeer::Lost,
                 },
             };
@@ -419,7 +429,22 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             return Err(Party::Socket);
         }
         if self.outbound == ToPeer::Open {
-            return if self.watch.poll(&self.socket, cx).is_ready() { Err(Party::Socket) } else { Ok(()) };
+            let watched = match self.inbound {
+                // Both may have ended their directions, and then a socket hangs up that is there.
+                FromPeer::Done => self.watch.poll(&self.socket, cx),
+                _ if self.is_leaving => return Ok(()),
+                _ => self.watch.poll_gone(&self.socket, cx),
+            };
+            if watched.is_pending() {
+                return Ok(());
+            }
+            if self.inbound == FromPeer::Done || !self.socket.is_gone() {
+                return Err(Party::Socket);
+            }
+            // What it sent before it left is for the peer, as long as that takes some.
+            self.is_leaving = true;
+            self.idle = Idle::new(Some(LEAVING));
+            return Ok(());
         }
         if self.inbound == FromPeer::Done || self.watch.poll_gone(&self.socket, cx).is_pending() {
             return Ok(());

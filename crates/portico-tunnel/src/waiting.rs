@@ -50,6 +50,13 @@ impl Waiting {
         self.queue.push(frame);
     }
 
+    /// Takes what has waited longest.
+    pub fn pop(&mut self) -> Option<Bytes> {
+        let frame = self.queue.pop()?;
+        self.holder.release(frame.len());
+        Some(frame)
+    }
+
     /// Writes what the socket takes in one call. Returns how much that was.
     pub fn write_to(&mut self, socket: &impl Socket) -> io::Result<usize> {
         let written = self.queue.write_to(socket)?;
@@ -84,6 +91,11 @@ impl Queue {
             self.whole.push_back(std::mem::take(&mut self.small).freeze());
         }
         self.whole.push_back(frame);
+    }
+
+    fn pop(&mut self) -> Option<Bytes> {
+        let small = || (!self.small.is_empty()).then(|| std::mem::take(&mut self.small).freeze());
+        self.whole.pop_front().or_else(small)
     }
 
     fn write_to(&mut self, socket: &impl Socket) -> io::Result<usize> {

@@ -1,5 +1,6 @@
 //! The messages that come.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
@@ -41,11 +42,13 @@ pub struct Receiver {
     ends: Ends,
     /// What came and is not a message yet, in the buffer of h2.
     chunk: Bytes,
+    /// What came behind it, see [`poll_ahead`](Self::poll_ahead).
+    ahead: VecDeque<Bytes>,
     /// The beginning of a message that came in pieces, with its prefix.
     partial: BytesMut,
     /// Window of `partial` that was not given back.
     withheld: usize,
-    /// Counts `partial`.
+    /// Counts `partial` and `ahead`.
     holder: Holder,
     is_over: bool,
 }
@@ -57,6 +60,7 @@ impl Receiver {
             stream,
             ends,
             chunk: Bytes::new(),
+            ahead: VecDeque::new(),
             partial: BytesMut::new(),
             withheld: 0,
             holder,
@@ -78,6 +82,12 @@ impl Receiver {
             if self.holder.poll_evicted(cx).is_ready() {
                 return Poll::Ready(Err(Error::Memory));
             }
+            if let Some(chunk) = self.ahead.pop_front() {
+                self.holder.release(chunk.len());
+                self.chunk = chunk;
+                continue;
+            }
+            self.ahead = VecDeque::new();
             if self.is_over {
                 return self.poll_end(cx);
             }
@@ -86,6 +96,24 @@ impl Receiver {
                 None => self.is_over = true,
             }
         }
+    }
+
+    /// While the last message is not passed on: keeps what comes, which h2 would keep without counting it.
+    /// Ready when the stream is lost, or others need that memory.
+    pub fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        while !self.is_over
+            && let Poll::Ready(next) = self.stream.poll_data(cx)
+        {
+            match next {
+                Some(Ok(chunk)) => {
+                    self.holder.hold(chunk.len());
+                    self.ahead.push_back(chunk);
+                }
+                Some(Err(error)) => return Poll::Ready(error.into()),
+                None => self.is_over = true,
+            }
+        }
+        self.holder.poll_evicted(cx).map(|()| Error::Memory)
     }
 
     /// Gives the peer window for so many bytes more.

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,6 +166,10 @@ async fn frontend_over_tls(
     slot: Slot,
 ) {
     let unauthenticated = Unauthenticated::new(slot);
+    // TLS keeps the socket to itself, and the end of a frontend that is not read shows only there. Fails
+    // without a descriptor; then a reset is seen by the next read or write.
+    let socket =
+        stream.as_fd().try_clone_to_owned().and_then(|socket| TcpStream::from_std(socket.into())).ok();
     let stream = match handshake(stream, &tls, &unauthenticated).await {
         Ok(stream) => stream,
         Err(why) => return shared.refused_frontend(peer, &why),
@@ -173,7 +178,7 @@ async fn frontend_over_tls(
     unauthenticated.limit.lift();
     match mode {
         Mode::Grpc => proxy::serve(shared, stream, unauthenticated.slot).await,
-        Mode::HttpConnect => connect::serve_tls(shared, stream, unauthenticated.slot).await,
+        Mode::HttpConnect => connect::serve_tls(shared, stream, socket, unauthenticated.slot).await,
     }
 }
 

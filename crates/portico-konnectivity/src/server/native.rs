@@ -2,13 +2,13 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::Response;
-use portico_tunnel::connection::Activity;
+use portico_tunnel::connection::{Activity, Waiting};
 
 use super::inbox::Ended;
 
@@ -32,8 +32,13 @@ pub(crate) struct Answered {
 #[derive(Debug)]
 pub(crate) struct NativeReader {
     stream: RecvStream,
+    activity: Arc<Activity>,
     /// Read last, and passed on once the next is asked for.
     unreleased: usize,
+    /// Set only while the frontend takes less than comes, so boxed.
+    waiting: Option<Box<Waiting>>,
+    /// How the stream ends, behind what waits.
+    ended: Option<Ended>,
 }
 
 /// The direction to the agent.
@@ -55,10 +60,15 @@ impl NativeStream {
 
 impl Answered {
     pub(crate) fn split(self) -> (NativeReader, NativeWriter) {
-        (
-            NativeReader { stream: self.from_agent, unreleased: 0 },
-            NativeWriter { stream: self.to_agent, activity: self.activity },
-        )
+        let Self { to_agent, from_agent, activity } = self;
+        let reader = NativeReader {
+            stream: from_agent,
+            activity: Arc::clone(&activity),
+            unreleased: 0,
+            waiting: None,
+            ended: None,
+        };
+        (reader, NativeWriter { stream: to_agent, activity })
     }
 }
 
@@ -67,16 +77,45 @@ impl NativeReader {
     pub(crate) async fn read(&mut self) -> Result<Bytes, Ended> {
         // Fails only after a reset.
         let _ = self.stream.flow_control().release_capacity(std::mem::take(&mut self.unreleased));
-        loop {
-            match self.stream.data().await {
-                None => return Err(Ended::Closed),
-                Some(Err(_)) => return Err(Ended::AgentLost),
-                Some(Ok(bytes)) if bytes.is_empty() => {}
-                Some(Ok(bytes)) => {
-                    self.unreleased = bytes.len();
-                    return Ok(bytes);
-                }
+        let bytes = match self.waiting.as_mut().and_then(|waiting| waiting.pop()) {
+            Some(bytes) => bytes,
+            None => {
+                self.waiting = None;
+                poll_fn(|cx| self.poll_next(cx)).await?
             }
+        };
+        self.unreleased = bytes.len();
+        Ok(bytes)
+    }
+
+    /// While the frontend does not take what was read last: keeps what comes, which h2 would keep without
+    /// counting it. Ready when others need that memory, and the connection has to end.
+    pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Poll::Ready(next) = self.poll_next(cx) {
+            match next {
+                Ok(bytes) => {
+                    let waiting = || Box::new(Waiting::new(&self.activity, None));
+                    self.waiting.get_or_insert_with(waiting).push(bytes);
+                }
+                Err(_) => break,
+            }
+        }
+        self.waiting.as_ref().map_or(Poll::Pending, |waiting| waiting.poll_evicted(cx))
+    }
+
+    /// The next bytes of the stream, which are some.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Ended>> {
+        if let Some(ended) = self.ended {
+            return Poll::Ready(Err(ended));
+        }
+        loop {
+            let ended = match ready!(self.stream.poll_data(cx)) {
+                None => Ended::Closed,
+                Some(Err(_)) => Ended::AgentLost,
+                Some(Ok(bytes)) if bytes.is_empty() => continue,
+                Some(Ok(bytes)) => return Poll::Ready(Ok(bytes)),
+            };
+            return Poll::Ready(Err(*self.ended.insert(ended)));
         }
     }
 }

@@ -12,7 +12,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
@@ -36,6 +36,10 @@ pub(crate) trait Source: Send {
     /// The next bytes; `None` at the end. What was returned before has been passed on.
     fn read(&mut self) -> impl Future<Output = Result<Option<Bytes>, FrontendLost>> + Send;
 
+    /// Polled while the endpoint does not take what was read: counts what comes meanwhile. Ready with the
+    /// reason when the connection has to end.
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str>;
+
     /// Whether the frontend wants no more answers once it has ended.
     fn closes_both(&self) -> bool;
 }
@@ -47,6 +51,10 @@ pub(crate) trait Sink: Send {
 
     /// Nothing more comes from the endpoint.
     fn end(&mut self) -> impl Future<Output = Result<(), FrontendLost>> + Send;
+
+    /// Ready once the frontend is lost, which reading it shows only while it is read: not while the endpoint
+    /// takes nothing, nor after its end.
+    fn lost(&mut self) -> impl Future<Output = ()> + Send;
 }
 
 enum AgentReader {
@@ -64,6 +72,17 @@ impl AgentReader {
         match self {
             Self::Packets(connection) => connection.read().await,
             Self::Native(stream) => stream.read().await,
+        }
+    }
+}
+
+impl AgentReader {
+    /// The same as [`Source::poll_ahead`], of the other direction.
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        match self {
+            // The agent's task has what comes.
+            Self::Packets(_) => Poll::Pending,
+            Self::Native(stream) => stream.poll_ahead(cx).map(|()| "memory"),
         }
     }
 }
@@ -173,8 +192,11 @@ async fn up(
             Ok(None) => break,
             Ok(Some(bytes)) => {
                 let len = bytes.len();
-                if counted(&established.counters().full_frontends, writer.write(bytes)).await.is_err() {
-                    return Up::Failed("agent_lost");
+                let written = while_ahead(|cx| source.poll_ahead(cx), writer.write(bytes));
+                match counted(&established.counters().full_frontends, written).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => return Up::Failed("agent_lost"),
+                    Err(reason) => return Up::Failed(reason),
                 }
                 established.moved(len, 0);
             }
@@ -186,6 +208,19 @@ async fn up(
         Ok(()) if source.closes_both() => Up::Closed,
         Ok(()) => Up::HalfClosed,
     }
+}
+
+/// Does `write`, and polls `ahead` while that waits. An error is the reason that `ahead` has for an end.
+async fn while_ahead<T>(
+    mut ahead: impl FnMut(&mut Context<'_>) -> Poll<&'static str>,
+    write: impl Future<Output = T>,
+) -> Result<T, &'static str> {
+    let mut write = pin!(write);
+    poll_fn(|cx| match write.as_mut().poll(cx) {
+        Poll::Ready(written) => Poll::Ready(Ok(written)),
+        Poll::Pending => ahead(cx).map(Err),
+    })
+    .await
 }
 
 /// Counts one while `work` waits.
@@ -205,15 +240,22 @@ async fn down(
     established: &Established,
 ) -> &'static str {
     loop {
-        let bytes = match reader.read().await {
+        let read = tokio::select! {
+            biased;
+            read = reader.read() => read,
+            () = sink.lost() => return "frontend_lost",
+        };
+        let bytes = match read {
             Ok(bytes) => bytes,
             Err(Ended::Closed) if half_closes && sink.end().await.is_err() => return "frontend_lost",
             Err(Ended::Closed) => return "endpoint_closed",
             Err(Ended::AgentLost) => return "agent_lost",
         };
         let (len, begun) = (bytes.len(), Instant::now());
-        if sink.write(bytes).await.is_err() {
-            return "frontend_lost";
+        match while_ahead(|cx| reader.poll_ahead(cx), sink.write(bytes)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(FrontendLost)) => return "frontend_lost",
+            Err(reason) => return reason,
         }
         established.counters().frontend_written(begun.elapsed());
         established.moved(0, len);
@@ -229,6 +271,9 @@ async fn directions(
 ) -> &'static str {
     let (mut up, mut down) = (pin!(up), pin!(down));
     let up_ended = tokio::select! {
+        // What a frontend sent before it was lost comes first, as far as the endpoint takes it.
+        biased;
+        ended = &mut up => ended,
         end = &mut down => match end {
             "endpoint_closed" if half_closes => return match up.await {
                 Up::Failed(reason) => reason,
@@ -236,7 +281,6 @@ async fn directions(
             },
             end => return end,
         },
-        ended = &mut up => ended,
     };
     match up_ended {
         Up::Closed => "frontend_closed",

@@ -4,8 +4,9 @@
 //! kube-apiserver gives a connection up whose first read has more than the head. While a dial is under way
 //! the frontend is read, so that one that is gone is noticed.
 
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -16,6 +17,7 @@ use portico_tunnel::connection::Bridge;
 use portico_wire::Parse;
 use portico_wire::connect::parse;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use crate::server::backend::{Backend, Opened};
@@ -77,7 +79,9 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream, slot: S
             }
         }
         // Boxed, or connections of agents of ours would have room for it.
-        Opened::Packets(_) => Box::pin(carry(&shared, stream, Ready { opened, early, established })).await,
+        Opened::Packets(_) => {
+            Box::pin(carry(&shared, stream, None, Ready { opened, early, established })).await
+        }
     }
     drop(counted);
 }
@@ -98,26 +102,31 @@ async fn send_early(native: &mut Answered, early: &mut Bytes) -> Result<usize, h
     Ok(sent)
 }
 
-/// Serves one connection under TLS. It has `slot` until it has asked for something.
-pub(crate) async fn serve_tls<S>(shared: Arc<Shared>, mut stream: S, slot: Slot)
+/// Serves one connection under TLS, of which `socket` is the one below. It has `slot` until it has asked for
+/// something.
+pub(crate) async fn serve_tls<S>(shared: Arc<Shared>, mut stream: S, socket: Option<TcpStream>, slot: Slot)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let counted = Counted::new(&shared.counters.http_connections);
     let opened = Box::pin(open(&shared, &mut stream, slot)).await;
     if let Some(ready) = opened {
-        carry(&shared, stream, ready).await;
+        carry(&shared, stream, socket.as_ref(), ready).await;
     }
     drop(counted);
 }
 
 /// Carries between a frontend and its agent until either ends, or the server.
-async fn carry<S>(shared: &Shared, stream: S, Ready { opened, early, established }: Ready)
-where
+async fn carry<S>(
+    shared: &Shared,
+    stream: S,
+    socket: Option<&TcpStream>,
+    Ready { opened, early, established }: Ready,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let (reader, writer) = split(stream);
-    let (mut reader, mut writer) = (Reader(reader), Writer(writer));
+    let (mut reader, mut writer) = (Reader(reader), Writer { half: writer, socket });
     tokio::select! {
         _ = relay(opened, &mut reader, &mut writer, early, established) => {}
         () = shared.stopped() => {}
@@ -296,24 +305,40 @@ impl<S: AsyncRead + Send> Source for Reader<S> {
         Ok((!buffer.is_empty()).then(|| buffer.freeze()))
     }
 
+    fn poll_ahead(&mut self, _: &mut Context<'_>) -> Poll<&'static str> {
+        // What it sends waits in the kernel.
+        Poll::Pending
+    }
+
     fn closes_both(&self) -> bool {
         false
     }
 }
 
-struct Writer<S>(WriteHalf<S>);
+struct Writer<'a, S> {
+    half: WriteHalf<S>,
+    /// The socket below, to see that it fails.
+    socket: Option<&'a TcpStream>,
+}
 
-impl<S: AsyncWrite + Send> Sink for Writer<S> {
+impl<S: AsyncWrite + Send> Sink for Writer<'_, S> {
     async fn write(&mut self, bytes: Bytes) -> Result<(), FrontendLost> {
         let written = async {
-            self.0.write_all(&bytes).await?;
-            self.0.flush().await
+            self.half.write_all(&bytes).await?;
+            self.half.flush().await
         };
         written.await.map_err(|_| FrontendLost)
     }
 
     async fn end(&mut self) -> Result<(), FrontendLost> {
-        self.0.shutdown().await.map_err(|_| FrontendLost)
+        self.half.shutdown().await.map_err(|_| FrontendLost)
+    }
+
+    async fn lost(&mut self) {
+        match self.socket {
+            Some(socket) => socket.failed().await,
+            None => pending().await,
+        }
     }
 }
 

@@ -4,8 +4,10 @@
 //! of the server's own towards frontends. The frontend's number of the dial is what it gets back. Every
 //! CLOSE_REQ is answered by CLOSE_RSP, for which kube-apiserver waits ten seconds.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -17,7 +19,7 @@ use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, PROXY_PATH, 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
-use crate::grpc::{Call, Message, Receiver, Sender, Status};
+use crate::grpc::{Call, Error, Message, Receiver, Sender, Status};
 use crate::server::backend::Opened;
 use crate::server::connections::Established;
 use crate::server::counters::{Counted, Segment};
@@ -269,6 +271,13 @@ impl Source for Packets<'_> {
         Ok(None)
     }
 
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        self.receiver.poll_ahead(cx).map(|error| {
+            self.shared.counters.stream_failed(Segment::FromClient, &error, "Unknown");
+            if matches!(error, Error::Memory) { "memory" } else { "frontend_lost" }
+        })
+    }
+
     fn closes_both(&self) -> bool {
         true
     }
@@ -291,5 +300,10 @@ impl Sink for Answers<'_> {
     async fn end(&mut self) -> Result<(), FrontendLost> {
         let packet = Packet::CloseResponse { connection: self.connection, error: String::new() };
         send(self.shared, &mut self.sender, &packet).await
+    }
+
+    async fn lost(&mut self) {
+        // A reset, or the end of the connection below.
+        let _ = poll_fn(|cx| self.sender.poll_reset(cx)).await;
     }
 }

@@ -1,9 +1,14 @@
 //! Agents of ours: each connection has an HTTP/2 stream of its own.
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
 use bytes::Bytes;
-use portico_konnectivity::server::Mode;
+use portico_konnectivity::server::{FrontendListen, Mode};
 use portico_wire::konnectivity::{DialId, Packet};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::support::*;
@@ -134,4 +139,116 @@ async fn the_frontend_is_told_when_the_agent_is_lost() {
     drop(agent);
     assert_eq!(rest(&mut frontend).await, "");
     until(|| rig.status.established() == 0).await;
+}
+
+/// More than any window.
+const ENDLESS: usize = 10 << 20;
+
+/// Sends until nobody takes more.
+fn uploads(mut to: impl AsyncWrite + Unpin + Send + 'static) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        // It is aborted while it waits.
+        let _ = to.write_all(&vec![1; ENDLESS]).await;
+        std::future::pending::<()>().await;
+    })
+}
+
+/// Waits until the agent's window for the one connection is used up.
+async fn is_stuck(rig: &Rig) {
+    until(|| rig.status.connections()[0].up >= AGENT_WINDOW).await;
+}
+
+async fn is_lost(rig: &Rig) {
+    until(|| rig.status.established() == 0).await;
+    let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(ends, [("frontend_lost", 1)]);
+}
+
+#[tokio::test]
+async fn a_frontend_by_grpc_that_leaves_while_its_endpoint_takes_nothing_ends_the_stream() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let (mut agent, mut frontend) = (rig.native_agent("a").await, rig.proxy().await);
+    frontend.asks("node:9", 5).await;
+    let dial = agent.asked("node:9").await;
+    let mut stream = agent.opens(dial).await.unwrap();
+    let Packet::DialResponse { result: Ok(connection), .. } = frontend.packet().await else {
+        panic!("no connection")
+    };
+    let sends = tokio::spawn(async move {
+        while frontend.try_send(Packet::Data { connection, payload: vec![1; 60_000].into() }).await {}
+    });
+    until(|| rig.status.counters().full_frontends.load(Relaxed) == 1).await;
+    sends.abort();
+    assert_eq!(stream.reset().await, h2::Reason::CANCEL);
+    is_lost(&rig).await;
+}
+
+#[tokio::test]
+async fn a_frontend_under_tls_that_resets_while_its_endpoint_takes_nothing_ends_the_stream() {
+    let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
+    let rig = Rig::at(Mode::HttpConnect, over_tls).await;
+    let mut agent = rig.native_agent("a").await;
+    let mut frontend = rig.tls_to(rig.server.frontend_address().unwrap()).await.unwrap();
+    socket2::SockRef::from(frontend.get_ref().0).set_linger(Some(Duration::ZERO)).unwrap();
+    frontend.write_all(b"CONNECT node:9 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let dial = agent.asked("node:9").await;
+    let mut stream = agent.opens(dial).await.unwrap();
+    let sends = uploads(frontend);
+    is_stuck(&rig).await;
+    sends.abort();
+    assert_eq!(stream.reset().await, h2::Reason::CANCEL);
+    is_lost(&rig).await;
+}
+
+#[tokio::test]
+async fn a_frontend_that_is_gone_ends_the_stream_of_an_endpoint_that_takes_nothing_more() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    let (frontend, _, mut stream) = connected(&rig, &mut agent).await;
+    let sends = uploads(frontend);
+    is_stuck(&rig).await;
+    sends.abort();
+    assert_eq!(rig.status.established(), 1, "it may be busy");
+    tokio::time::pause();
+    stream.reset().await;
+    is_lost(&rig).await;
+}
+
+#[tokio::test]
+async fn what_frontends_do_not_read_of_streams_is_counted_and_one_of_them_goes_when_it_is_too_much() {
+    const MEMORY: usize = 1 << 20;
+    let rig = Rig::with(Mode::Grpc, |settings| settings.memory = MEMORY).await;
+    let mut agent = rig.native_agent("a").await;
+    let mut stuck = Vec::new();
+    for number in 1..=4 {
+        let mut frontend = rig.proxy().await;
+        frontend.asks("node:9", number).await;
+        let dial = agent.asked("node:9").await;
+        let mut stream = agent.opens(dial).await.unwrap();
+        frontend.packet().await;
+        stream.to_server.send_data(vec![1; ENDLESS].into(), false).unwrap();
+        stuck.push((frontend, stream));
+    }
+    let by_memory = || rig.status.counters().ends().find(|(reason, _)| *reason == "memory");
+    until(|| by_memory().is_some_and(|(_, count)| count > 0)).await;
+    until(|| rig.status.memory().0 <= MEMORY).await;
+    assert!(rig.status.established() > 0, "not all of them");
+}
+
+#[tokio::test]
+async fn what_an_endpoint_does_not_take_from_a_frontend_by_grpc_is_counted() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let (mut agent, mut frontend) = (rig.native_agent("a").await, rig.proxy().await);
+    frontend.asks("node:9", 5).await;
+    let dial = agent.asked("node:9").await;
+    let _stream = agent.opens(dial).await.unwrap();
+    let Packet::DialResponse { result: Ok(connection), .. } = frontend.packet().await else {
+        panic!("no connection")
+    };
+    let sends = tokio::spawn(async move {
+        while frontend.try_send(Packet::Data { connection, payload: vec![1; 60_000].into() }).await {}
+    });
+    until(|| rig.status.memory().0 > 150_000).await;
+    sends.abort();
+    until(|| rig.status.memory().0 == 0).await;
 }

@@ -1,7 +1,7 @@
 //! A server with its certificates, and peers to play its agents and its frontends.
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,11 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+/// Window of each stream that peers of these tests have.
+pub(crate) const AGENT_WINDOW: u64 = 8 << 20;
+
+pub(crate) const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// What never takes so long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -73,6 +78,25 @@ impl Rig {
         authentication: Authentication,
         change: impl FnOnce(&mut Settings),
     ) -> Self {
+        let at =
+            |socket: &Path, _: &Arc<ServerTls>| FrontendListen::Unix { path: socket.into(), replace: true };
+        Self::new(mode, authentication, at, change).await
+    }
+
+    /// With frontends elsewhere than on a Unix socket.
+    pub(crate) async fn at(
+        mode: Mode,
+        frontends: impl FnOnce(&Path, &Arc<ServerTls>) -> FrontendListen,
+    ) -> Self {
+        Self::new(mode, Authentication::none(), frontends, |_| {}).await
+    }
+
+    async fn new(
+        mode: Mode,
+        authentication: Authentication,
+        frontends: impl FnOnce(&Path, &Arc<ServerTls>) -> FrontendListen,
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let ca = Authority::new("konnectivity").unwrap();
         std::fs::write(folder.path().join("ca.crt"), ca.cert()).unwrap();
@@ -85,10 +109,10 @@ impl Rig {
         };
         let tls = Arc::new(ServerTls::load(files, TlsOptions::default(), b"h2").unwrap());
         let socket = file("frontend.socket");
-        let frontends = FrontendListen::Unix { path: socket.clone(), replace: true };
+        let frontends = frontends(&socket, &tls);
         let mut settings = Settings { id: "server-1".to_owned(), ..Settings::default() };
         change(&mut settings);
-        let agents = ("127.0.0.1:0".parse().unwrap(), Arc::clone(&tls));
+        let agents = (LOOPBACK, Arc::clone(&tls));
         let server = Server::start(settings, mode, frontends, agents, authentication).unwrap();
         let agent = ca.issue(Certificate::client("agent")).unwrap();
         Self { status: server.status(), server, socket, tls, ca, agent, folder }
@@ -191,7 +215,7 @@ impl Drop for Peer {
 impl Peer {
     async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Self {
         let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(8 << 20).initial_connection_window_size(64 << 20);
+        builder.initial_window_size(AGENT_WINDOW as u32).initial_connection_window_size(64 << 20);
         let (requests, connection) = builder.handshake(stream).await.unwrap();
         let driver = tokio::spawn(async { drop(connection.await) });
         let activity = Arc::new(Activity::new(&MemoryBudget::new(64 << 20)));
