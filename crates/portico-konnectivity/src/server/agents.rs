@@ -51,7 +51,7 @@ struct Connection {
     peer: Peer,
     /// Of what is read until it is accepted.
     limit: Arc<ReadLimit>,
-    /// Whether it has a Connect stream, accepted or not.
+    /// Whether it has, or had, a Connect stream, accepted or not.
     connects: AtomicBool,
     /// Its Connect stream, once it is accepted.
     backend: Mutex<Option<Arc<Backend>>>,
@@ -96,7 +96,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         }
         // Or a stranger could have any number of tokens reviewed.
         if connection.connects.swap(true, Relaxed) {
-            let why = "a connection has one Connect stream; connect once more for another";
+            let why = "a connection has one Connect stream; open another connection for another";
             return call.refuse(&Status::new(Code::RESOURCE_EXHAUSTED, why));
         }
         tokio::spawn(connect(Arc::clone(&connection), call));
@@ -135,6 +135,9 @@ impl Connection {
             return respond.send_reset(Reason::CANCEL);
         };
         self.peer.refused.store(0, Relaxed);
+        if let Some(backend) = &*self.backend() {
+            backend.note_seen();
+        }
         let activity = Arc::clone(&self.activity);
         // A stream that nobody waits for any more is reset as it is dropped.
         let _ = waits.send(Ok(Opened::Native(NativeStream { respond, from_agent, activity })));
@@ -166,7 +169,7 @@ impl Connection {
 
 /// The task of one Connect stream.
 async fn connect(connection: Arc<Connection>, mut call: Call) {
-    let _connects = Connects(&connection.connects);
+    let _connects = Connects(&connection.peer);
     let shared = &connection.shared;
     let metadata = call.take_metadata();
     let too_late = || Refusal::Review("the agent's token was not reviewed in time".to_owned());
@@ -224,12 +227,14 @@ fn answer(shared: &Shared, authenticated: &Authenticated) -> Option<HeaderMap> {
     Some(answer)
 }
 
-/// A Connect stream, accepted or not, until this is dropped.
-struct Connects<'a>(&'a AtomicBool);
+/// A Connect stream, accepted or not. As this is dropped, its connection ends.
+struct Connects<'a>(&'a Peer);
 
 impl Drop for Connects<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Relaxed);
+        // An agent connects anew. One that stayed would be in no count, and could have any number of tokens
+        // reviewed.
+        self.0.end();
     }
 }
 

@@ -89,7 +89,7 @@ impl Refusal {
     /// is until it has started.
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::Review(_) => Code::UNAVAILABLE,
+            Self::Review(_) | Self::Crowd => Code::UNAVAILABLE,
             Self::Full(_) => Code::RESOURCE_EXHAUSTED,
             _ => Code::UNKNOWN,
         }

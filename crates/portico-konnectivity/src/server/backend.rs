@@ -43,8 +43,8 @@ const MAX_CONTROL: usize = 32 * 1024;
 /// What one of them takes, with an address.
 const CONTROL_BYTES: usize = 128;
 
-/// How long an agent may take no byte while a control packet waits for it: a dial in the usual time. It costs
-/// each dial that time otherwise, for as long as it is there.
+/// How long an agent may take for one message while a control packet waits for it: a dial in the usual time.
+/// It costs each dial that time otherwise, for as long as it is there.
 const UNTAKEN: Duration = Duration::from_secs(30);
 
 /// Connections that are closed here and not yet by the agent.
@@ -272,7 +272,8 @@ impl Backend {
         self.state().dials.len()
     }
 
-    fn note_seen(&self) {
+    /// The agent has sent something.
+    pub(crate) fn note_seen(&self) {
         self.seen.store(u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 

@@ -1,6 +1,7 @@
 //! Drives one HTTP/2 connection, of an agent or of a frontend: h2, PING for silent peers, and the end.
 //!
-//! The server never sends GOAWAY of itself: an upstream agent drops all its connections when it comes.
+//! The server sends GOAWAY only where a Connect stream is over: an upstream agent drops all its connections
+//! when it comes.
 //! Requests go to a closure, which gives each a task of its own.
 
 use std::future::{Future, poll_fn};
@@ -21,9 +22,10 @@ use portico_tunnel::connection::{
 };
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::settings::{MAX_REFUSED, NATIVE_PING};
+use super::settings::{CLOSING, MAX_REFUSED, NATIVE_PING};
 use super::unauthenticated::Crowded;
 
 /// Why a connection ended otherwise than by its peer's wish.
@@ -83,6 +85,8 @@ pub(crate) struct Peer {
     slot: Mutex<Option<Slot>>,
     /// It is an agent of ours, and gets PING soon.
     pub(crate) is_native: AtomicBool,
+    /// The agent's Connect stream is over.
+    over: Notify,
     /// Requests refused since one was served: over [`MAX_REFUSED`] the connection ends.
     pub(crate) refused: AtomicU32,
 }
@@ -94,6 +98,7 @@ impl Peer {
             is_known: AtomicBool::default(),
             slot: Mutex::new(Some(slot)),
             is_native: AtomicBool::default(),
+            over: Notify::new(),
             refused: AtomicU32::default(),
         }
     }
@@ -102,6 +107,11 @@ impl Peer {
     pub(crate) fn accept(&self) {
         self.is_known.store(true, Relaxed);
         *self.slot() = None;
+    }
+
+    /// Ends the connection, once what was answered has left.
+    pub(crate) fn end(&self) {
+        self.over.notify_one();
     }
 
     pub(crate) fn is_known(&self) -> bool {
@@ -147,7 +157,7 @@ where
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), interval, wait);
     let mut stop = pin!(stop);
     let mut impatience = pin!(sleep_until(limits.deadline));
-    let (mut patient, mut pings_soon) = (false, false);
+    let (mut patient, mut pings_soon, mut is_ending) = (false, false, false);
     loop {
         let accepted = poll_fn(|cx| {
             if is_limited && (activity.is_authenticated() || peer.is_known()) {
@@ -165,6 +175,12 @@ where
             biased;
             () = &mut stop => return Ok(()),
             () = peer.evicted(), if !peer.is_known() => return Err(Crowded.into()),
+            () = peer.over.notified(), if !is_ending => {
+                (is_ending, patient) = (true, false);
+                // GOAWAY, of a connection that carries nothing any more.
+                connection.graceful_shutdown();
+                impatience.set(sleep_until(Instant::now() + CLOSING));
+            }
             () = peer.becomes_native(), if !pings_soon => {
                 pings_soon = true;
                 keep_alive.set(NATIVE_PING, NATIVE_PING);
@@ -181,6 +197,9 @@ where
             },
             () = keep_alive.silent(activity) => return Err(ConnectionError::Silent),
             () = &mut impatience, if !patient => {
+                if is_ending {
+                    return Ok(());
+                }
                 if !peer.is_known() {
                     return Err(ConnectionError::TooSlow);
                 }

@@ -150,7 +150,9 @@ impl Server {
         let deadline = Instant::now() + limit;
         loop {
             let open = self.status().established();
-            if open == 0 || Instant::now() >= deadline {
+            // A dial that is under way becomes one.
+            let is_idle = open == 0 && self.shared.counters.pending.load(Relaxed) == 0;
+            if is_idle || Instant::now() >= deadline {
                 return open;
             }
             sleep(DRAIN_LOOK).await;

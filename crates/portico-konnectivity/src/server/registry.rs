@@ -198,16 +198,20 @@ impl<C: Candidate> Agents<C> {
     fn pick(&self, start: usize, tried: &[Arc<C>]) -> Option<Arc<C>> {
         let count = self.0.len();
         let from = start.checked_rem(count)?;
-        let oldest = (0..count).map(|offset| &self.0[(from + offset) % count][0]);
-        let fit = oldest.filter(|stream| !tried.iter().any(|known| Arc::ptr_eq(known, stream)));
+        let agents = (0..count).map(|offset| &self.0[(from + offset) % count]);
+        // The oldest, but for those that drain: the old pod of a node, beside the new one of the same name.
+        let first = |streams: &'_ Vec<Arc<C>>| {
+            streams.iter().find(|stream| !stream.is_draining()).unwrap_or(&streams[0]).clone()
+        };
+        let fit = agents.map(first).filter(|stream| !tried.iter().any(|known| Arc::ptr_eq(known, stream)));
         let mut draining = None;
         for stream in fit {
             if !stream.is_draining() {
-                return Some(Arc::clone(stream));
+                return Some(stream);
             }
             draining.get_or_insert(stream);
         }
-        draining.cloned()
+        draining
     }
 }
 

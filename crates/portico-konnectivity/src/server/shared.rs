@@ -42,8 +42,7 @@ pub(crate) struct Shared {
     pub(crate) unauthenticated_agents: Arc<Slots>,
     /// Connections of frontends that have not asked for anything.
     pub(crate) idle_frontends: Arc<Slots>,
-    /// Of log lines that anyone can cause.
-    lines: LineLimit,
+    lines: Lines,
     started: Instant,
     draining: AtomicBool,
     pub(crate) stop: watch::Sender<Stop>,
@@ -100,6 +99,18 @@ impl fmt::Display for DialError {
     }
 }
 
+/// Of log lines that anyone can cause. Each kind has a limit of its own, or a scanner would silence what
+/// somebody has to act on.
+#[derive(Debug, Default)]
+struct Lines {
+    /// Agents with an identity that are refused.
+    agents: LineLimit,
+    /// Others at their port.
+    strangers: LineLimit,
+    frontends: LineLimit,
+    descriptors: LineLimit,
+}
+
 impl Shared {
     pub(crate) fn new(settings: Settings) -> Arc<Self> {
         let registry = Registry::new(settings.strategies.clone(), settings.route_cidr);
@@ -121,7 +132,7 @@ impl Shared {
                 MAX_IDLE_FRONTENDS,
                 "connections of the API server that have not asked for anything yet",
             ),
-            lines: LineLimit::default(),
+            lines: Lines::default(),
             started: Instant::now(),
             draining: AtomicBool::default(),
             stop: watch::Sender::new(Stop::NotYet),
@@ -150,21 +161,23 @@ impl Shared {
     /// Counts a connection to the agent port that becomes no agent's, and says why.
     pub(crate) fn refused(&self, reason: &'static str, peer: SocketAddr, why: &impl fmt::Display) {
         self.counters.agent_refused(reason);
-        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+        let has_identity = matches!(reason, "identifiers" | "full");
+        let lines = if has_identity { &self.lines.agents } else { &self.lines.strangers };
+        if let Some(left_out) = lines.admit(Pace::WARNINGS, self.started.elapsed()) {
             tracing::warn!(%peer, reason, %why, left_out, "refused an agent");
         }
     }
 
     /// Says why a connection to the API server's port becomes no frontend's.
     pub(crate) fn refused_frontend(&self, peer: SocketAddr, why: &impl fmt::Display) {
-        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+        if let Some(left_out) = self.lines.frontends.admit(Pace::WARNINGS, self.started.elapsed()) {
             tracing::warn!(%peer, %why, left_out, "refused a frontend");
         }
     }
 
     /// Says that a connection cannot be accepted.
     pub(crate) fn out_of_descriptors(&self, error: &io::Error) {
-        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+        if let Some(left_out) = self.lines.descriptors.admit(Pace::WARNINGS, self.started.elapsed()) {
             let remedy = "raise the limit of file descriptors";
             tracing::warn!(%error, left_out, "cannot accept a connection; {remedy}");
         }

@@ -17,7 +17,7 @@ use portico_net::slots::Slot;
 use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, PROXY_PATH, Packet};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::grpc::{Call, Error, Message, Receiver, Sender, Status};
 use crate::server::backend::Opened;
@@ -115,8 +115,9 @@ struct Frontend<'a> {
 impl Frontend<'_> {
     /// Waits for DIAL_REQ. `None`: the stream is over.
     async fn asked(&mut self) -> Option<Dial> {
+        let deadline = Instant::now() + REQUEST;
         loop {
-            match timeout(REQUEST, self.packet()).await.ok()?? {
+            match timeout_at(deadline, self.packet()).await.ok()?? {
                 Packet::DialRequest { protocol, address, dial } if protocol == "tcp" => {
                     return Some(Dial { address, random: dial });
                 }

@@ -61,10 +61,14 @@ fn an_agent_that_drains_gets_dials_only_if_all_do() {
 }
 
 #[test]
-fn of_the_streams_of_one_agent_the_oldest_counts() {
+fn of_the_streams_of_one_agent_the_oldest_that_does_not_drain_counts() {
     let (first, second) = (agent("a", "host=x"), agent("a", "host=x"));
     let mut registry = registry(&[Strategy::DestHost, Strategy::Default], &[&first, &second]);
     assert!((0..9).all(|start| Arc::ptr_eq(&registry.pick("x", start, &[]).unwrap(), &first)));
+    first.draining.store(true, Relaxed);
+    assert!((0..9).all(|start| Arc::ptr_eq(&registry.pick("x", start, &[]).unwrap(), &second)));
+    second.draining.store(true, Relaxed);
+    assert!(Arc::ptr_eq(&registry.pick("x", 0, &[]).unwrap(), &first), "all drain");
     registry.remove(&first);
     assert!(Arc::ptr_eq(&registry.pick("x", 0, &[]).unwrap(), &second));
     registry.remove(&second);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Mode, Strategy};
-use portico_wire::konnectivity::{Code, Packet};
+use portico_wire::konnectivity::{Code, ConnectId, Packet};
+use tokio::time::timeout;
 
 use super::support::*;
 
@@ -126,6 +127,22 @@ async fn a_server_that_drains_keeps_agents_and_connections_and_takes_no_dial() {
     rig.server.stop().await;
     assert_eq!(rest(&mut frontend).await, "");
     assert_eq!(agent.stream.next().await, None, "the agent learns it last");
+}
+
+#[tokio::test]
+async fn a_server_that_drains_waits_for_dials_that_are_under_way() {
+    let mut rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.agent("a").await;
+    let mut frontend = rig.http("node:1").await;
+    let dial = agent.asked("node:1").await;
+    let mut drains = Box::pin(rig.server.drain(PATIENCE));
+    assert!(timeout(Duration::ZERO, &mut drains).await.is_err());
+    agent.stream.send(Packet::DialResponse { dial, result: Ok(ConnectId(1)) }).await;
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 200 "));
+    drop(frontend);
+    assert_eq!(agent.stream.packet().await, Packet::CloseRequest(ConnectId(1)));
+    agent.stream.send(Packet::CloseResponse { connection: ConnectId(1), error: String::new() }).await;
+    assert_eq!(patiently(drains).await, 0);
 }
 
 #[tokio::test]

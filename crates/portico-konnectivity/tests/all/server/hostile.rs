@@ -540,3 +540,19 @@ async fn a_frontend_that_floods_frames_is_given_up() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_connection_ends_with_its_connect_stream_accepted_or_not() {
+    let rig = Rig::with(Mode::Grpc, |settings| settings.max_agents = 1).await;
+    let Agent { mut peer, stream, .. } = rig.agent("a").await;
+    let mut refused = rig.peer().await;
+    let Err(Error::Status(status)) = refused.connects(metadata("b", "", false)).await else {
+        panic!("it is one too many")
+    };
+    assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+    refused.ends().await;
+    // Or it would be counted nowhere.
+    stream.reset();
+    peer.ends().await;
+    rig.agent("b").await;
+}

@@ -137,10 +137,15 @@ impl Rig {
 
     /// Calls Connect with this metadata.
     pub(crate) async fn connect(&self, metadata: HeaderMap) -> Result<Agent, Error> {
-        let mut peer = Peer::over(self.tls_to(self.server.agent_address()).await.unwrap()).await;
+        let mut peer = self.peer().await;
         let is_native = metadata.contains_key(OFFER);
         let (stream, answer) = peer.connects(metadata).await?;
         Ok(Agent { peer, stream, answer, is_native })
+    }
+
+    /// A connection to the port of agents.
+    pub(crate) async fn peer(&self) -> Peer {
+        Peer::over(self.tls_to(self.server.agent_address()).await.unwrap()).await
     }
 
     /// A TLS connection with the certificate of an agent of this server.
@@ -220,6 +225,11 @@ impl Peer {
         let driver = tokio::spawn(async { drop(connection.await) });
         let activity = Arc::new(Activity::new(&MemoryBudget::new(64 << 20)));
         Self { requests, driver, activity }
+    }
+
+    /// Waits for the end of the connection.
+    pub(crate) async fn ends(&mut self) {
+        patiently(&mut self.driver).await.unwrap();
     }
 
     /// Calls Connect with this metadata.
