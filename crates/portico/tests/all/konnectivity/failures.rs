@@ -48,8 +48,10 @@ pairings! {
     our_server_upstream_agent_http_connect: Ours, Upstream, HttpConnect, Unix;
     our_pair_grpc: Ours, Ours, Grpc, Unix;
     our_pair_http_connect: Ours, Ours, HttpConnect, Unix;
+    upstream_server_our_agent_grpc_tls: Upstream, Ours, Grpc, Tls;
     upstream_server_our_agent_http_connect_tls: Upstream, Ours, HttpConnect, Tls;
     our_server_upstream_agent_grpc_tls: Ours, Upstream, Grpc, Tls;
+    our_server_upstream_agent_http_connect_tls: Ours, Upstream, HttpConnect, Tls;
     our_pair_grpc_tls: Ours, Ours, Grpc, Tls;
     our_pair_http_connect_tls: Ours, Ours, HttpConnect, Tls;
 }
