@@ -8,12 +8,13 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, MigrationState};
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Now, Second};
+use portico_kube::text::one_line;
 use portico_kube::{Client, read};
 use portico_source::Object;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::links::Link;
+use crate::links::{LONGEST, Link};
 
 /// What users of a cluster have been told of, by the name of the cluster.
 pub(crate) type Doors = BTreeMap<Arc<str>, Now>;
@@ -81,7 +82,8 @@ pub(crate) fn migration(cluster: &Cluster, now: Now) -> Option<Migration> {
         }
     };
     let condition = cluster.status.conditions.get(MIGRATING).filter(|found| &*found.status != "True");
-    let message = condition.map(|condition| condition.message.to_string()).unwrap_or_default();
+    // It becomes a cell of a table, where a line break would pass for a row.
+    let message = condition.map(|condition| one_line(&condition.message, LONGEST)).unwrap_or_default();
     Some(Migration { state, from, to, message })
 }
 

@@ -6,9 +6,13 @@ use std::fmt;
 use portico_api::cluster::{Cluster, EXPOSED, USER_CLUSTER_READY};
 use portico_api::problem::{Problem, Severity};
 use portico_expose::services::APISERVER;
+use portico_kube::text::one_line;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
 use serde::Serialize;
+
+/// Most characters of what was found, and of what to do.
+pub(crate) const LONGEST: usize = 1_000;
 
 /// One link of the chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -54,20 +58,22 @@ impl Link {
         self.state == State::Broken
     }
 
-    pub(crate) fn holds(link: &'static str, evidence: impl Into<String>) -> Self {
-        Self { link, state: State::Holds, evidence: evidence.into(), remedy: String::new() }
+    pub(crate) fn holds(link: &'static str, evidence: impl AsRef<str>) -> Self {
+        Self::new(link, State::Holds, evidence.as_ref(), "")
     }
 
-    pub(crate) fn broken(link: &'static str, evidence: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { link, state: State::Broken, evidence: evidence.into(), remedy: remedy.into() }
+    pub(crate) fn broken(link: &'static str, evidence: impl AsRef<str>, remedy: impl AsRef<str>) -> Self {
+        Self::new(link, State::Broken, evidence.as_ref(), remedy.as_ref())
     }
 
-    pub(crate) fn unknown(
-        link: &'static str,
-        evidence: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
-        Self { link, state: State::Unknown, evidence: evidence.into(), remedy: remedy.into() }
+    pub(crate) fn unknown(link: &'static str, evidence: impl AsRef<str>, remedy: impl AsRef<str>) -> Self {
+        Self::new(link, State::Unknown, evidence.as_ref(), remedy.as_ref())
+    }
+
+    /// Both texts may quote what others wrote: conditions, and what a user cluster says. A line break in them
+    /// would pass for a row of the table.
+    fn new(link: &'static str, state: State, evidence: &str, remedy: &str) -> Self {
+        Self { link, state, evidence: one_line(evidence, LONGEST), remedy: one_line(remedy, LONGEST) }
     }
 }
 
@@ -285,6 +291,21 @@ mod tests {
     fn gateway(ready: bool, route: Result<Option<&str>, &str>) -> AtGateway {
         let route = route.map(|state| state.map(str::to_owned)).map_err(str::to_owned);
         AtGateway { pod: "gateway-0".into(), ready, route, failing: 0 }
+    }
+
+    #[test]
+    fn what_a_link_quotes_is_one_line_of_bounded_length() {
+        let forged = format!("why\nCluster  holds\u{1b}[2J{}", "x".repeat(64 * 1_024));
+        for link in [
+            Link::holds("a", &forged),
+            Link::broken("a", &forged, &forged),
+            Link::unknown("a", &forged, &forged),
+        ] {
+            for text in [&link.evidence, &link.remedy] {
+                assert!(!text.contains(char::is_control) && text.chars().count() <= LONGEST + 1, "{text}");
+            }
+            assert!(link.evidence.starts_with("why Cluster  holds"), "{link:?}");
+        }
     }
 
     #[test]
