@@ -28,7 +28,7 @@ pub mod watch;
 
 pub use client::{ClientError, client};
 pub use kube::Client;
-pub use read::{list, read};
+pub use read::{Selector, list, read};
 
 /// The name under which Portico writes, in the managed fields of every object it touches.
 pub const FIELD_MANAGER: &str = "portico";

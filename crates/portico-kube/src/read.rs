@@ -58,18 +58,34 @@ struct PageMeta {
     next: String,
 }
 
-/// Reads the objects of the list at `path` of the API, page by page, those with the labels of `selector` if
-/// there is one. Each is handed to `each`, so that a long list is never held as it is read. `what` names it
-/// in errors: of a selector that is none, the API server says what is wrong with it.
+/// Which objects of a list are read.
+#[derive(Debug, Clone, Copy)]
+pub enum Selector<'a> {
+    /// All of them.
+    All,
+    /// Those with these labels.
+    Labels(&'a str),
+    /// Those with these fields. Only a few fields of each kind can be asked for.
+    Fields(&'a str),
+}
+
+/// Reads the objects of the list at `path` of the API, which is without a query, page by page, those that
+/// `selector` names. Each is handed to `each`, so that a long list is never held as it is read. `what` names
+/// it in errors: of a selector that is none, the API server says what is wrong with it. A list that is not
+/// there is an error, and not an empty one.
 pub async fn list(
     client: &Client,
     path: &str,
-    selector: Option<&str>,
+    selector: Selector<'_>,
     what: &str,
     mut each: impl FnMut(Value),
 ) -> Result<(), ReadError> {
     let failed = |why| ReadError { what: what.to_owned(), why };
-    let mut params = ListParams { label_selector: selector.map(str::to_owned), ..ListParams::default() };
+    let mut params = match selector {
+        Selector::All => ListParams::default(),
+        Selector::Labels(labels) => ListParams::default().labels(labels),
+        Selector::Fields(fields) => ListParams::default().fields(fields),
+    };
     let mut objects = OBJECTS;
     loop {
         params.limit = Some(objects);
@@ -140,7 +156,22 @@ mod tests {
     #[tokio::test]
     async fn a_list_is_read_to_its_last_page_in_pages_that_are_short_enough() {
         let mut found = Vec::new();
-        list(&paged(), "/clusters", Some("team=a"), "Clusters", |object| found.push(object)).await.unwrap();
+        let team = Selector::Labels("team=a");
+        list(&paged(), "/clusters", team, "Clusters", |object| found.push(object)).await.unwrap();
         assert_eq!(found, [1, 2, 3]);
+    }
+
+    #[tokio::test]
+    async fn a_list_that_is_not_there_is_an_error_and_fields_are_asked_for() {
+        let service = service_fn(|request: Request<kube::client::Body>| async move {
+            let query = request.uri().query().unwrap_or_default();
+            assert!(query.contains("fieldSelector=spec.type%3Da"), "{query}");
+            let answer = Response::builder().status(404);
+            Ok::<_, Infallible>(answer.body(Full::new(Bytes::from("404 page not found\n"))).unwrap())
+        });
+        let client = Client::new(service, "default");
+        let fields = Selector::Fields("spec.type=a");
+        let error = list(&client, "/clusters", fields, "Clusters", |_| ()).await.unwrap_err().to_string();
+        assert!(error.starts_with("reading Clusters: "), "{error}");
     }
 }

@@ -5,15 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use futures_util::future::join_all;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::ADMIN_PORT;
-use portico_kube::{Client, read};
+use portico_kube::{Client, Selector, list, read};
 use portico_routes::route::RouteKey;
 use serde_json::Value;
 
 use crate::links::AtGateway;
-use crate::list::items;
 
 /// The label by which the pods of a gateway are found (deploy/gateway.yaml).
-const GATEWAYS: &str = "app.kubernetes.io%2Fname%3Dportico-gateway";
+const GATEWAYS: &str = "app.kubernetes.io/name=portico-gateway";
 
 /// The Service of the proxy that KKP runs in a seed.
 const KKP_PROXY: &str = "nodeport-proxy";
@@ -37,8 +36,9 @@ struct Row {
 impl Gateways {
     /// Asks each gateway that is ready.
     pub(crate) async fn ask(client: &Client, namespace: &str) -> anyhow::Result<Self> {
-        let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={GATEWAYS}");
-        let pods = items(client, &path, "the pods of the gateways").await?;
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        let (selector, mut pods) = (Selector::Labels(GATEWAYS), Vec::new());
+        list(client, &path, selector, "the pods of the gateways", |pod| pods.push(pod)).await?;
         Ok(Self(join_all(pods.iter().map(|pod| Gateway::ask(client, namespace, pod))).await))
     }
 
@@ -111,9 +111,11 @@ pub(crate) struct LoadBalancers(BTreeMap<ObjectKey, LoadBalancer>);
 
 impl LoadBalancers {
     pub(crate) async fn read(client: &Client) -> anyhow::Result<Self> {
-        let path = "/api/v1/services?fieldSelector=spec.type%3DLoadBalancer";
-        let services = items(client, path, "Services of type LoadBalancer").await?;
-        Ok(Self(services.iter().map(balancer_of).collect()))
+        let (selector, mut found) = (Selector::Fields("spec.type=LoadBalancer"), BTreeMap::new());
+        let what = "Services of type LoadBalancer";
+        list(client, "/api/v1/services", selector, what, |service| found.extend([balancer_of(&service)]))
+            .await?;
+        Ok(Self(found))
     }
 
     /// The Service of KKP's proxy, if there is one.

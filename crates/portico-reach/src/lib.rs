@@ -12,7 +12,6 @@ mod gateways;
 mod here;
 mod inside;
 mod links;
-mod list;
 mod orphans;
 mod seed;
 

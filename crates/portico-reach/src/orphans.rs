@@ -1,13 +1,13 @@
 //! What the control plane of a Cluster that is gone has left on the seed: its namespace, where something kept
 //! the Cluster's deletion from taking it along, and volumes of etcd that are to be kept.
 
+use std::collections::BTreeSet;
+
 use portico_api::names::ClusterName;
 use portico_expose::exposure::CLUSTER_LABEL;
-use portico_kube::Client;
+use portico_kube::{Client, Selector, list};
 use serde::Serialize;
 use serde_json::Value;
-
-use crate::list::items;
 
 /// One object without its Cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -21,16 +21,21 @@ pub struct Orphan {
 }
 
 /// Lists them. Clusters are asked for by name alone and last: one that cannot be read lives on, and one may
-/// have been made a moment ago.
+/// have been made a moment ago. Without a list of them nothing is known to be left.
 pub(crate) async fn find(client: &Client) -> anyhow::Result<Vec<Orphan>> {
-    let selector = CLUSTER_LABEL.replace('/', "%2F");
-    let path = format!("/api/v1/namespaces?labelSelector={selector}");
-    let namespaces = items(client, &path, "namespaces of clusters").await?;
-    let volumes = items(client, "/api/v1/persistentvolumes", "PersistentVolumes").await?;
-    let clusters = items(client, "/apis/kubermatic.k8c.io/v1/clusters", "Clusters").await?;
-    let exists = |name: &str| clusters.iter().any(|cluster| text(cluster, "/metadata/name") == name);
-    let found = namespaces.iter().filter_map(namespace).chain(volumes.iter().filter_map(volume));
-    Ok(found.filter(|orphan| !exists(&orphan.cluster)).collect())
+    let mut found = Vec::new();
+    let labelled = Selector::Labels(CLUSTER_LABEL);
+    list(client, "/api/v1/namespaces", labelled, "namespaces of clusters", |it| found.extend(namespace(&it)))
+        .await?;
+    let path = "/api/v1/persistentvolumes";
+    list(client, path, Selector::All, "PersistentVolumes", |it| found.extend(volume(&it))).await?;
+    let mut clusters = BTreeSet::new();
+    list(client, "/apis/kubermatic.k8c.io/v1/clusters", Selector::All, "Clusters", |it| {
+        clusters.insert(text(&it, "/metadata/name").to_owned());
+    })
+    .await?;
+    found.retain(|orphan| !clusters.contains(&orphan.cluster));
+    Ok(found)
 }
 
 fn text<'a>(object: &'a Value, path: &str) -> &'a str {
@@ -61,9 +66,42 @@ fn volume(object: &Value) -> Option<Orphan> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use http_body_util::Full;
+    use hyper::body::Bytes;
+    use kube::client::Body;
     use serde_json::json;
+    use tower::service_fn;
 
     use super::*;
+
+    /// A seed with the namespace of a Cluster `a`, whose Clusters are answered with this.
+    fn seed(status: u16, clusters: &'static str) -> Client {
+        let service = service_fn(move |request: Request<Body>| async move {
+            let namespaces = r#"{"items": [{"metadata": {"name": "cluster-a",
+                "labels": {"portico.k8c.io/cluster": "a"}}}]}"#;
+            let (status, text) = match request.uri().path() {
+                "/api/v1/namespaces" => (200, namespaces),
+                "/api/v1/persistentvolumes" => (200, r#"{"items": []}"#),
+                _ => (status, clusters),
+            };
+            let answer = Response::builder().status(status);
+            Ok::<_, Infallible>(answer.body(Full::new(Bytes::from(text))).unwrap())
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_over_where_clusters_cannot_be_listed() {
+        let error = find(&seed(404, "404 page not found\n")).await.unwrap_err().to_string();
+        assert!(error.starts_with("reading Clusters: "), "{error}");
+        let there = find(&seed(200, r#"{"items": [{"metadata": {"name": "a"}}]}"#)).await.unwrap();
+        assert_eq!(there, []);
+        let gone = find(&seed(200, r#"{"items": [{"metadata": {"name": "b"}}]}"#)).await.unwrap();
+        assert_eq!(gone.len(), 1, "{gone:?}");
+    }
 
     #[test]
     fn a_namespace_that_portico_made_and_a_volume_that_nobody_claims_any_more_belong_to_a_cluster() {

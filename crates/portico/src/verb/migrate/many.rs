@@ -16,7 +16,7 @@ use portico_expose::migration::Now;
 use portico_expose::migration::order::{Order, Until};
 use portico_expose::migration::plan::has_two_doors;
 use portico_expose::migration::waves::{AllProgress, Progress, Tried, Waves};
-use portico_kube::{Client, list};
+use portico_kube::{Client, Selector, list};
 use portico_reach::doors::is_of;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -49,7 +49,7 @@ async fn list_all(client: &Client, selector: &str) -> anyhow::Result<Selection> 
     let mut selected = Ok(Selection::new());
     let path = "/apis/kubermatic.k8c.io/v1/clusters";
     let what = format!("the Clusters with the labels {selector}");
-    list(client, path, Some(selector), &what, |object| {
+    list(client, path, Selector::Labels(selector), &what, |object| {
         keep(&mut selected, |selected| {
             let name = name_of(&object);
             let cluster = serde_json::from_value(object).with_context(|| format!("Cluster {name}"))?;
@@ -59,7 +59,7 @@ async fn list_all(client: &Client, selector: &str) -> anyhow::Result<Selection> 
     })
     .await?;
     let path = "/apis/portico.k8c.io/v1alpha1/exposedclusters";
-    list(client, path, None, "ExposedClusters", |object| {
+    list(client, path, Selector::All, "ExposedClusters", |object| {
         keep(&mut selected, |selected| {
             let name = name_of(&object);
             let Some(found) = selected.get_mut(&name) else { return Ok(()) };
