@@ -2,6 +2,8 @@
 //!
 //! The API server is a user cluster's: what it says is bounded, and shown, and decides nothing else.
 
+use std::collections::BTreeMap;
+
 use portico_api::cluster::Cluster;
 use portico_kube::Client;
 use portico_kube::foreign::ForeignError;
@@ -10,10 +12,7 @@ use serde_json::Value;
 use crate::admin;
 use crate::chain::Chain;
 use crate::links::Link;
-
-/// Where `portico operator` runs the agent, and how its pods are found.
-const AGENTS: &str =
-    "/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dportico-agent";
+use crate::nodes;
 
 /// The last link of users.
 const API_SERVER: &str = "API server";
@@ -46,9 +45,8 @@ pub(crate) async fn try_node(
     chain.push(registered(node, object.as_ref()));
     let Some(object) = object else { return };
     if has_agents {
-        let pods = inside.get(&format!("{AGENTS}&fieldSelector=spec.nodeName%3D{node}")).await;
-        chain.push(match pods {
-            Ok(pods) => agent(node, &pods.unwrap_or_default()),
+        chain.push(match nodes::agents(&inside, Some(node)).await {
+            Ok(agents) => agent(node, agents.as_ref()),
             Err(error) => unasked("agent", &error),
         });
     }
@@ -134,20 +132,27 @@ fn registered(node: &str, object: Option<&Value>) -> Link {
     }
 }
 
-/// Whether the node's agent is there, by which its pods reach the API server.
-fn agent(node: &str, pods: &Value) -> Link {
+/// Whether the node's agent is there, by which its pods reach the API server: Portico's, or KKP's. `agents` is
+/// whether one is ready; `None` if the cluster has no DaemonSet of them.
+fn agent(node: &str, agents: Option<&BTreeMap<String, bool>>) -> Link {
     const LINK: &str = "agent";
-    let mut pods = pods["items"].as_array().into_iter().flatten();
-    let Some(pod) = pods.next() else {
-        let remedy = "portico operator makes the DaemonSet, if it has --image; see PorticoUserClusterReady";
-        return Link::broken(LINK, format!("no agent is on {node}"), remedy);
+    let makes = "portico operator makes the DaemonSet, if it has --image; see PorticoUserClusterReady";
+    let Some(agents) = agents else {
+        return Link::broken(LINK, "the cluster has no DaemonSet of agents", makes);
     };
-    let name = text(&pod["metadata"], "name");
-    if condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True") {
-        return Link::holds(LINK, format!("{name} is ready"));
+    match agents.get(node) {
+        Some(true) => Link::holds(LINK, format!("that of {node} is ready")),
+        Some(false) => {
+            let remedy = "the node's pods do not reach the API server meanwhile: portico agent check on the \
+                          node, or the log of KKP's envoy-agent";
+            Link::broken(LINK, format!("that of {node} is not ready"), remedy)
+        }
+        None => {
+            let remedy = "kubectl describe the DaemonSet, portico-agent or envoy-agent in kube-system: a \
+                          taint or selector may keep it off the node";
+            Link::broken(LINK, format!("no agent is on {node}"), remedy)
+        }
     }
-    let remedy = "the node's pods do not reach the API server meanwhile: portico agent check on the node";
-    Link::broken(LINK, format!("{name} is not ready"), remedy)
 }
 
 /// Whether the API server reaches the kubelet.
@@ -224,13 +229,14 @@ mod tests {
 
     #[test]
     fn an_agent_that_is_missing_or_not_ready_is_the_broken_link() {
-        let pods = |status: &str| {
-            json!({"items": [{"metadata": {"name": "portico-agent-x"},
-                "status": {"conditions": [{"type": "Ready", "status": status}]}}]})
+        let state = |agents: &[(&str, bool)]| {
+            let agents = agents.iter().map(|(node, ready)| ((*node).to_owned(), *ready)).collect();
+            agent("n", Some(&agents)).state
         };
-        assert_eq!(agent("n", &json!({"items": []})).state, State::Broken);
-        assert_eq!(agent("n", &pods("False")).state, State::Broken);
-        assert_eq!(agent("n", &pods("True")).state, State::Holds);
+        assert_eq!(agent("n", None).state, State::Broken);
+        assert_eq!(state(&[("m", true)]), State::Broken);
+        assert_eq!(state(&[("n", false)]), State::Broken);
+        assert_eq!(state(&[("n", true)]), State::Holds);
     }
 
     #[test]

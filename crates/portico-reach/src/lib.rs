@@ -1,5 +1,5 @@
 //! The way to each cluster of a seed as a chain of links, up to the first that is broken: for `portico why`
-//! and `portico status`.
+//! and `portico status`; and the paths of the nodes of one, for `portico nodes` ([`nodes`]).
 //!
 //! Objects are read from the seed's API ([`Seed`]); gateways are asked by their admin listener through that
 //! API, so that a kubeconfig is all that is needed; name, TLS and answer are tried from the machine this runs
@@ -12,6 +12,7 @@ mod gateways;
 mod here;
 mod inside;
 mod links;
+pub mod nodes;
 mod orphans;
 mod seed;
 

@@ -378,14 +378,23 @@ fn the_way_goes_on_to_a_node(api: &ApiServer, seed: &Path) {
     let patch = ["patch", "node", "n", "--subresource=status", "--type=merge", "-p", &ready.to_string()];
     kubectl.run(&patch).unwrap();
     assert_eq!(broken(seed, "t/n"), "agent");
+    // KKP's agent does as well as Portico's.
+    let labels = json!({"app.kubernetes.io/name": "envoy-agent"});
+    let agents = json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "envoy-agent", "namespace": "kube-system"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "agent", "image": "x"}]}}}});
+    kubectl.apply_json(&agents).unwrap();
+    assert_eq!(broken(seed, "t/n"), "agent");
     let pod = json!({"apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": "agent", "namespace": "kube-system",
-            "labels": {"app.kubernetes.io/name": "portico-agent"}},
+        "metadata": {"name": "agent", "namespace": "kube-system", "labels": labels},
         "spec": {"nodeName": "n", "containers": [{"name": "agent", "image": "x"}]}});
     kubectl.run(&["create", "serviceaccount", "default", "-n", "kube-system"]).unwrap();
     kubectl.apply_json(&pod).unwrap();
-    let running = r#"{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}"#;
+    let running = json!({"status": {"phase": "Running",
+        "containerStatuses": [{"name": "agent", "ready": true, "restartCount": 0, "image": "x",
+            "imageID": "x", "state": {"running": {}}}]}});
     let patch = ["patch", "pod", "agent", "-n", "kube-system", "--subresource=status", "--type=merge", "-p"];
-    kubectl.run(&[&patch[..], &[running]].concat()).unwrap();
+    kubectl.run(&[&patch[..], &[&running.to_string()]].concat()).unwrap();
     assert_eq!(broken(seed, "t/n"), "kubelet", "nothing listens there");
 }
