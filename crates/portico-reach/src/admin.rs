@@ -13,16 +13,23 @@ use portico_kube::foreign::Foreign;
 use portico_kube::{Client, read};
 use portico_pki::{Kubeconfig, inventory};
 use serde::Deserialize;
+use thiserror::Error;
 
 /// The Secret with the credentials of an administrator, as KKP and the operator make it.
 pub const SECRET: &str = "admin-kubeconfig";
+
+/// There is no Secret of this name.
+#[derive(Debug, Error)]
+#[error("there is no {0}: nothing has made credentials for this cluster")]
+pub struct NoSecret(String);
 
 /// The kubeconfig of the administrator of the cluster `name`, leading to the address of now.
 pub async fn of_cluster(client: &Client, name: &str) -> anyhow::Result<Kubeconfig> {
     of_secret(client, name, SECRET).await
 }
 
-/// The same with the credentials of another Secret in the namespace of the cluster.
+/// The same with the credentials of another Secret in the namespace of the cluster. The error is a
+/// [`NoSecret`] if that is missing.
 pub async fn of_secret(client: &Client, name: &str, secret: &str) -> anyhow::Result<Kubeconfig> {
     let path = format!("/apis/kubermatic.k8c.io/v1/clusters/{name}");
     let cluster: Option<Cluster> = read(client, &path, &format!("Cluster {name}")).await?;
@@ -33,12 +40,7 @@ pub async fn of_secret(client: &Client, name: &str, secret: &str) -> anyhow::Res
     let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
     let what = format!("Secret {namespace}/{secret}");
     let stored: Option<Secret> = read(client, &path, &what).await?;
-    let stored = stored.ok_or_else(|| {
-        anyhow!(
-            "there is no {what}: nothing has made credentials for this cluster; --secret names another that \
-             holds a kubeconfig"
-        )
-    })?;
+    let Some(stored) = stored else { return Err(NoSecret(what).into()) };
     present(&stored, name, server).with_context(|| format!("{what} cannot be used"))
 }
 

@@ -4,20 +4,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use anyhow::Context;
 use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, MigrationState};
+use portico_api::meta::Kind;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::{Now, Second};
+use portico_kube::read::ReadError;
 use portico_kube::text::one_line;
 use portico_kube::{Client, read};
-use portico_source::Object;
+use portico_source::{ManifestProblem, Object};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::links::{LONGEST, Link};
 
-/// What users of a cluster have been told of, by the name of the cluster.
-pub(crate) type Doors = BTreeMap<Arc<str>, Now>;
+/// What users of a cluster have been told of, by the name of the cluster; or why its record cannot be used.
+pub(crate) type Doors = BTreeMap<Arc<str>, Result<Now, String>>;
 
 /// A migration that is under way, or wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -34,20 +37,33 @@ pub struct Migration {
 }
 
 /// What `clusters` have recorded. Where that is another strategy than the wanted one, it is made sure that it
-/// is of this Cluster, and not of one of the same name before it.
+/// is of this Cluster, and not of one of the same name before it. A record that is not as it should be counts
+/// against its own cluster alone; among the `problems` are those that did not even get among the `objects`.
 pub(crate) async fn recorded(
     client: &Client,
     objects: &[Object],
+    problems: &[ManifestProblem],
     clusters: &BTreeMap<Arc<str>, Cluster>,
 ) -> anyhow::Result<Doors> {
     let mut doors = Doors::new();
+    for problem in problems {
+        let Some(object) = problem.object.as_ref().filter(|it| it.kind == Kind::ExposedCluster) else {
+            continue;
+        };
+        let name = &object.key.name;
+        doors.insert(Arc::clone(name), Err(format!("ExposedCluster {name}: {}", problem.message)));
+    }
     for object in objects {
         let Object::ExposedCluster(exposed) = object else { continue };
         let Some(cluster) = clusters.get(&exposed.metadata.name) else { continue };
-        let mut now = Some(Now::of(&exposed.spec));
+        let mut now = Some(Ok(Now::of(&exposed.spec)));
         let wanted = cluster.spec.expose_strategy.get();
         if exposed.spec.migration.is_some() || wanted.is_some_and(|&it| it != exposed.spec.expose_strategy) {
-            now = record(client, cluster).await?.as_ref().map(Now::of);
+            let found = read_record(client, cluster).await?;
+            now = found.map(|found| match spec_of(found, cluster) {
+                Ok(spec) => Ok(Now::of(&spec)),
+                Err(error) => Err(format!("{error:#}")),
+            });
         }
         doors.extend(now.map(|now| (Arc::clone(&exposed.metadata.name), now)));
     }
@@ -56,11 +72,25 @@ pub(crate) async fn recorded(
 
 /// What is recorded of a Cluster; `None` if nothing is, or an older Cluster of this name has left it.
 pub async fn record(client: &Client, cluster: &Cluster) -> anyhow::Result<Option<ExposedClusterSpec>> {
+    read_record(client, cluster).await?.map(|found| spec_of(found, cluster)).transpose()
+}
+
+async fn read_record(client: &Client, cluster: &Cluster) -> Result<Option<Value>, ReadError> {
     let name = &*cluster.metadata.name;
     let path = format!("/apis/portico.k8c.io/v1alpha1/exposedclusters/{name}");
     let found: Option<Value> = read(client, &path, &format!("ExposedCluster {name}")).await?;
-    let Some(found) = found.filter(|found| is_of(found, cluster)) else { return Ok(None) };
-    Ok(Some(serde_json::from_value::<ExposedCluster>(found)?.spec))
+    Ok(found.filter(|found| is_of(found, cluster)))
+}
+
+fn spec_of(found: Value, cluster: &Cluster) -> anyhow::Result<ExposedClusterSpec> {
+    let exposed: ExposedCluster =
+        serde_json::from_value(found).with_context(|| format!("ExposedCluster {}", cluster.metadata.name))?;
+    Ok(exposed.spec)
+}
+
+/// That the record of a cluster cannot be used: which door users have been told of is not known then.
+pub(crate) fn unusable(why: &str) -> Link {
+    Link::unknown("ExposedCluster", why, "correct it; meanwhile the strategy of the Cluster is taken for it")
 }
 
 /// Whether an ExposedCluster is of this Cluster, and not of an older one of its name.
@@ -107,7 +137,11 @@ impl Migration {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use portico_api::exposed_cluster::MigrationState::{MovingNodes, Opening};
+    use portico_api::meta::{ObjectKey, ObjectRef};
+    use portico_api::problem::Severity;
     use portico_api::strategy::ExposeStrategy::{NodePort, Tunneling};
     use serde_json::json;
 
@@ -150,5 +184,43 @@ mod tests {
         let owned = |uid: &str| json!({"metadata": {"ownerReferences": [{"uid": uid}]}});
         assert!(is_of(&owned("1"), &cluster));
         assert!(!is_of(&owned("2"), &cluster) && !is_of(&json!({"metadata": {}}), &cluster));
+    }
+
+    #[test]
+    fn a_record_that_does_not_fit_its_kind_is_told_by_name() {
+        let cluster = cluster("NodePort", &json!({}));
+        let error = spec_of(json!({"metadata": {"name": "a"}, "spec": 7}), &cluster).unwrap_err();
+        assert_eq!(error.to_string(), "ExposedCluster a");
+        assert!(!unusable(&format!("{error:#}")).is_broken());
+    }
+
+    #[tokio::test]
+    async fn a_record_that_cannot_be_used_counts_against_its_own_cluster_alone() {
+        let problem = ManifestProblem {
+            file: None,
+            line: 0,
+            severity: Severity::Error,
+            reason: "invalid",
+            object: Some(ObjectRef { kind: Kind::ExposedCluster, key: ObjectKey::new("", "a") }),
+            message: "spec: no object".into(),
+            remedy: String::new(),
+        };
+        let exposed = |name: &str| {
+            let object =
+                json!({"metadata": {"name": name}, "spec": {"seed": "s", "exposeStrategy": "NodePort"}});
+            Object::ExposedCluster(Box::new(serde_json::from_value(object).unwrap()))
+        };
+        let clusters = ["a", "b"].map(|name| (Arc::from(name), cluster("NodePort", &json!({}))));
+        // Nothing is asked of the API: neither of them migrates.
+        let client = Client::new(tower::service_fn(never), "default");
+        let doors = recorded(&client, &[exposed("b")], &[problem], &clusters.into()).await.unwrap();
+        assert_eq!(doors["a"], Err("ExposedCluster a: spec: no object".to_owned()));
+        assert_eq!(doors["b"], Ok(Now::settled(NodePort)));
+    }
+
+    async fn never(
+        request: http::Request<kube::client::Body>,
+    ) -> Result<http::Response<kube::client::Body>, Infallible> {
+        panic!("{}", request.uri())
     }
 }

@@ -132,8 +132,8 @@ fn registered(node: &str, object: Option<&Value>) -> Link {
     }
 }
 
-/// Whether the node's agent is there, by which its pods reach the API server: Portico's, or KKP's. `agents` is
-/// whether one is ready; `None` if the cluster has no DaemonSet of them.
+/// Whether the node's agent is there, by which its pods reach the API server: Portico's, or KKP's. `agents`
+/// says whether one is ready; `None` if the cluster has no DaemonSet of them.
 fn agent(node: &str, agents: Option<&BTreeMap<String, bool>>) -> Link {
     const LINK: &str = "agent";
     let makes = "portico operator makes the DaemonSet, if it has --image; see PorticoUserClusterReady";

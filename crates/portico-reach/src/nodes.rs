@@ -137,8 +137,8 @@ impl Said {
 }
 
 /// For each node with an agent, whether one that is there is ready; of `node` alone if that is given. `None`
-/// if there is no DaemonSet of agents. While a cluster changes from KKP's agents to Portico's it has both, and
-/// pods need one of them.
+/// if there is no DaemonSet of agents. A cluster that changes from KKP's agents to Portico's has both for a
+/// while, and pods need one of them.
 pub(crate) async fn agents(
     inside: &Foreign,
     node: Option<&str>,

@@ -10,6 +10,7 @@ use portico_api::meta::{Kind, ObjectKey};
 use portico_api::names::ClusterName;
 use portico_api::problem::Problem;
 use portico_api::strategy::ExposeStrategy;
+use portico_expose::migration::Now;
 use portico_expose::services::APISERVER;
 use portico_expose::strategy::{self, FRONT};
 use portico_kube::Client;
@@ -64,7 +65,7 @@ impl Seed {
             rows.entry((*row.backend.service.namespace).into()).or_default().push(row);
         }
         Ok(Self {
-            doors: doors::recorded(&client, &site.originals, &clusters).await?,
+            doors: doors::recorded(&client, &site.originals, &site.loaded.problems, &clusters).await?,
             clusters,
             problems: site.pipeline.problems().into_iter().collect(),
             rows,
@@ -81,15 +82,18 @@ impl Seed {
     }
 
     /// The strategy in force for a cluster: that of the door that users have been told of. Where nothing is
-    /// recorded, the Cluster's own; `None` if that names none.
+    /// recorded, or nothing that can be used, the Cluster's own; `None` if that names none.
     pub fn in_force(&self, cluster: &Cluster) -> Option<ExposeStrategy> {
-        let recorded = self.doors.get(&cluster.metadata.name).map(|now| now.first);
-        recorded.or_else(|| cluster.spec.expose_strategy.get().copied())
+        self.recorded(cluster).map(|now| now.first).or_else(|| cluster.spec.expose_strategy.get().copied())
     }
 
     /// What is under way between two doors of a cluster.
     pub fn migration(&self, cluster: &Cluster) -> Option<Migration> {
-        doors::migration(cluster, *self.doors.get(&cluster.metadata.name)?)
+        doors::migration(cluster, self.recorded(cluster)?)
+    }
+
+    fn recorded(&self, cluster: &Cluster) -> Option<Now> {
+        self.doors.get(&cluster.metadata.name)?.as_ref().ok().copied()
     }
 
     /// What Clusters that are gone have left on the seed.
@@ -117,6 +121,9 @@ impl Seed {
         let cluster = self.clusters.get(name.as_str());
         found.push(links::object(name.as_str(), cluster));
         let Some(cluster) = cluster else { return found };
+        if let Some(Err(why)) = self.doors.get(&cluster.metadata.name) {
+            found.push(doors::unusable(why));
+        }
         if let Some(migration) = self.migration(cluster) {
             found.push(migration.link());
         }

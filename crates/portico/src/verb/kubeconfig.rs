@@ -8,11 +8,11 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use portico_api::names::HostName;
 use portico_pki::Kubeconfig;
-use portico_reach::admin::{SECRET, of_cluster, of_secret};
+use portico_reach::admin::{NoSecret, SECRET, of_cluster, of_secret};
 
 use crate::args::kubeconfig;
 use crate::daemon;
@@ -75,7 +75,7 @@ impl AdminFlags {
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let found = daemon::runtime()?.block_on(async {
         let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
-        let admin = of_secret(&client, &flags.cluster, &flags.secret).await?;
+        let admin = of_secret(&client, &flags.cluster, &flags.secret).await.map_err(name_another)?;
         match &flags.personal.user {
             Some(user) => personal::issue(admin, user, &flags.personal).await,
             None => Ok(admin),
@@ -86,6 +86,15 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         None => print(&found.to_yaml())?,
     }
     Ok(Outcome::Done)
+}
+
+/// Says what to do about a Secret that is missing: only this verb can name another.
+fn name_another(error: anyhow::Error) -> anyhow::Error {
+    if error.is::<NoSecret>() {
+        anyhow!("{error}; --secret names another that holds a kubeconfig")
+    } else {
+        error
+    }
 }
 
 /// Replaces the file at once, or not at all. A file with other clusters in it is left alone.
