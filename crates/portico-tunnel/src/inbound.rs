@@ -153,11 +153,6 @@ impl Inbound {
         Self::new(None)
     }
 
-    /// Of a client that is trusted. It sends the preface first.
-    pub fn trusted_client() -> Self {
-        Self { missing: PREFACE, ..Self::trusted() }
-    }
-
     fn new(limits: Option<Limits>) -> Self {
         Self {
             limits,

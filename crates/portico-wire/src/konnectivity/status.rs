@@ -13,8 +13,6 @@ impl Code {
     pub const CANCELED: Self = Self(1);
     /// What upstream's server answers to every agent that it refuses.
     pub const UNKNOWN: Self = Self(2);
-    /// The caller sent what nobody can accept.
-    pub const INVALID_ARGUMENT: Self = Self(3);
     /// A limit is reached: a message is too long, or there are too many streams.
     pub const RESOURCE_EXHAUSTED: Self = Self(8);
     /// There is no such method.
