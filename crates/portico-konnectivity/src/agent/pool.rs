@@ -27,6 +27,8 @@ const ABSENT: u32 = 4;
 pub(super) enum Attempt {
     /// A new server.
     Joined,
+    /// The same, while one ended soon after it was connected: what answers may do so each time.
+    Unsteady,
     /// One that is connected.
     Duplicate,
     /// No server, or one that cannot say yet whether it takes us.
@@ -72,7 +74,7 @@ impl Pace {
                 self.absence = wait.mul_f64(GROWTH).min(self.interval);
                 wait
             }
-            Attempt::Refused => {
+            Attempt::Refused | Attempt::Unsteady => {
                 let wait = self.wait;
                 self.wait = grown;
                 wait
@@ -118,6 +120,14 @@ mod tests {
         assert_eq!(pace.after(Attempt::Refused, 1, 1.0), 11 * SECOND);
         assert_eq!(pace.after(Attempt::Joined, 1, 0.0), SECOND);
         assert_eq!(pace.after(Attempt::Refused, 1, 0.0), SECOND);
+    }
+
+    #[test]
+    fn waits_grow_too_while_servers_end_their_connections_at_once() {
+        let mut pace = pace();
+        let waits: Vec<_> = (0..8).map(|_| pace.after(Attempt::Unsteady, 2, 0.0)).collect();
+        assert_eq!((waits[0], waits[7]), (SECOND, 10 * SECOND));
+        assert_eq!(pace.after(Attempt::Joined, 2, 0.0), SECOND, "one stays");
     }
 
     #[test]

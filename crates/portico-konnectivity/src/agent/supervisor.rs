@@ -6,7 +6,7 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use portico_dial::{ResolveError, Target};
 use portico_net::line_limit::{LineLimit, Pace};
@@ -58,6 +58,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         tasks: JoinSet::new(),
         responses: 1,
         attempts: 0,
+        ended_early: Arc::default(),
         lines: LineLimit::default(),
         started: Instant::now(),
         shared: Arc::clone(&shared),
@@ -73,7 +74,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         let wanted = supervisor.wanted(leases.servers());
         shared.known_servers.store(wanted, Relaxed);
         let pause = match attempt {
-            // The next one need not wait.
+            // The next one need not wait: the count fills up quickly at first.
             Some(Attempt::Joined) if lacks(&supervisor, wanted) => continue,
             Some(attempt) => supervisor.pace.after(attempt, wanted, random()),
             None => supervisor.pace.rest(random()),
@@ -97,6 +98,8 @@ struct Supervisor {
     /// Servers by the word of the last one that was new.
     responses: u32,
     attempts: usize,
+    /// Whether a session has ended within an interval, since the last one began.
+    ended_early: Arc<AtomicBool>,
     /// Of log lines about attempts that failed: there may be one each second, for ever.
     lines: LineLimit,
     started: Instant,
@@ -156,7 +159,8 @@ impl Supervisor {
             Ok(joined) => {
                 counters.joined.fetch_add(1, Relaxed);
                 self.add(joined);
-                Attempt::Joined
+                // Or servers that end each connection at once would be tried as fast as handshakes go.
+                if self.ended_early.swap(false, Relaxed) { Attempt::Unsteady } else { Attempt::Joined }
             }
         }
     }
@@ -194,11 +198,17 @@ impl Supervisor {
         self.responses = joined.count;
         let listed = Listed::new(&self.shared, &self.sessions, session);
         let interval = self.shared.settings.sync_interval;
+        let ended_early = Arc::clone(&self.ended_early);
         self.tasks.spawn(async move {
             let since = joined.session.since();
             let ended = joined.run().await;
+            let has_lasted = since.elapsed() >= interval;
+            if !has_lasted {
+                // Before it leaves the list: an attempt that finds it gone knows why.
+                ended_early.store(true, Relaxed);
+            }
             listed.ended(&ended);
-            since.elapsed() >= interval
+            has_lasted
         });
     }
 }

@@ -125,6 +125,26 @@ async fn a_server_that_ends_each_connection_at_once_is_tried_again_after_a_pause
 }
 
 #[tokio::test]
+async fn servers_that_end_each_connection_at_once_are_not_tried_as_fast_as_handshakes_go() {
+    let pki = pki();
+    let ids = (0..100).map(|number| &*Box::leak(number.to_string().into_boxed_str()));
+    // More than there ever are, so that one lacks whenever another attempt may begin.
+    let says: Vec<_> = ids.map(|id| Says { count: 200, ..Says::upstream(id) }).collect();
+    let mut server = Server::start(&pki, &says).await;
+    let mut settings = settings(&pki, &[server.address]);
+    settings.sync_interval = Duration::from_secs(3_600);
+    settings.sync_interval_cap = settings.sync_interval;
+    let _agent = Agent::start(settings);
+    let mut connections = 0;
+    while let Ok(connect) = tokio::time::timeout(Duration::from_millis(500), server.connects.recv()).await {
+        connect.unwrap().to_agent.send_reset(h2::Reason::CANCEL);
+        connections += 1;
+        assert!(connections < 20, "it does not pause");
+    }
+    assert!(connections > 0);
+}
+
+#[tokio::test]
 async fn servers_without_end_get_a_bounded_number_of_connections() {
     const MOST: usize = 256;
     let pki = pki();
