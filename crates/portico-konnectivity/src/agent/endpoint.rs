@@ -10,9 +10,9 @@
 //! | connection lost | all that came before, reset | |
 //!
 //! The protocol has no window for a connection and no half-close. Bytes that the endpoint does not take wait
-//! in an [`Inbox`] up to a bound. Beyond it, [`Blocked`] holds the Connect stream as long as the endpoint
-//! takes something: an upload goes as fast as the endpoint reads. One that takes nothing for [`STALLED`] is
-//! closed with the reason, and holds up nobody any more.
+//! in an [`Inbox`] up to a bound. Beyond it, [`Blocked`] holds the Connect stream until the endpoint has
+//! taken as much as the next message has: an upload goes as fast as the endpoint reads. One that takes
+//! nothing for [`STALLED`], or too little within [`HELD`], is closed with the reason.
 
 use std::future::poll_fn;
 use std::io;
@@ -27,7 +27,7 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use portico_net::Socket;
 use portico_net::linger::{self, LINGER};
-use portico_tunnel::connection::{RoomTurn, Waiting, read_chunk};
+use portico_tunnel::connection::{Activity, RoomTurn, Waiting, read_chunk};
 use portico_wire::konnectivity::ConnectId;
 use socket2::SockRef;
 use tokio::io::Interest;
@@ -42,6 +42,14 @@ const CHUNK: usize = 32 * 1024;
 
 /// How long an endpoint with a full buffer may take nothing.
 const STALLED: Duration = Duration::from_millis(250);
+
+/// How long one message may hold the stream in all, or an endpoint that takes a byte now and then would hold
+/// up the others without end. Frontends send 32 KiB at most in a message as a rule: 256 kbit/s are enough.
+const HELD: Duration = Duration::from_secs(1);
+
+/// Bytes that the kernel takes for an endpoint beyond those it could send. By itself it takes megabytes, and
+/// says that there is room only once a third of them are gone: a steady reader would seem to have stopped.
+const UNSENT: u32 = 64 * 1024;
 
 /// Shared by the task of the connection and that of the Connect stream.
 #[derive(Debug)]
@@ -86,8 +94,8 @@ enum Over {
 }
 
 impl Endpoint {
-    pub(super) fn new(session: &Session) -> Arc<Self> {
-        let waiting = Waiting::new(session.activity(), None);
+    pub(super) fn new(activity: &Activity) -> Arc<Self> {
+        let waiting = Waiting::new(activity, None);
         Arc::new(Self {
             inbox: Mutex::new(Inbox { waiting, bytes: 0, taken: 0, end: None }),
             lane: AtomicBool::new(false),
@@ -152,6 +160,8 @@ pub(super) struct Blocked {
     /// What the endpoint had taken when the time began.
     taken: u64,
     time: Pin<Box<Sleep>>,
+    /// When the endpoint is closed whatever it takes.
+    deadline: Instant,
 }
 
 impl Blocked {
@@ -160,7 +170,8 @@ impl Blocked {
         let payload = endpoint.push(payload, limit)?;
         let taken = endpoint.inbox().taken;
         let time = Box::pin(sleep(STALLED));
-        Some(Self { endpoint, payload: Some(payload), limit, taken, time })
+        let deadline = Instant::now() + HELD;
+        Some(Self { endpoint, payload: Some(payload), limit, taken, time, deadline })
     }
 
     /// Ready once there was room, or the connection is to be closed for want of it.
@@ -172,12 +183,13 @@ impl Blocked {
         }
         ready!(self.time.as_mut().poll(cx));
         let taken = self.endpoint.inbox().taken;
-        if taken == self.taken {
+        let now = Instant::now();
+        if taken == self.taken || now >= self.deadline {
             self.endpoint.end(ServerEnd::Full);
             return Poll::Ready(());
         }
         self.taken = taken;
-        self.time.as_mut().reset(Instant::now() + STALLED);
+        self.time.as_mut().reset(self.deadline.min(now + STALLED));
         // The time has to be polled to wake.
         cx.waker().wake_by_ref();
         Poll::Pending
@@ -207,6 +219,8 @@ impl Carrier {
         record: Guard,
     ) -> Self {
         let turn = RoomTurn::default();
+        // Without it, the kernel's own bound holds.
+        let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT);
         Self { endpoint, socket, session, connection, record, turn, is_ended: false, is_deaf: false }
     }
 
@@ -231,7 +245,8 @@ impl Carrier {
             Over::ByServer(ServerEnd::Full) => {
                 let limit = self.session.connection_buffer();
                 self.answer(format!(
-                    "the endpoint does not read: it took nothing for {STALLED:?} while {limit} bytes waited"
+                    "the endpoint does not read: while {limit} bytes waited it took nothing for {STALLED:?}, \
+                     or too little within {HELD:?}"
                 ));
                 linger::abort(&self.socket);
                 self.record.ended(EndpointEnd::Buffer);
@@ -344,5 +359,65 @@ impl Carrier {
             timer.as_mut().poll(cx)
         })
         .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_net::MemoryBudget;
+
+    use super::*;
+
+    const LIMIT: usize = 100_000;
+
+    /// An endpoint with a full buffer, and the message that waits for it.
+    fn full() -> (Arc<Endpoint>, Blocked) {
+        let endpoint = Endpoint::new(&Activity::new(&MemoryBudget::new(1 << 20)));
+        assert!(Blocked::push(Arc::clone(&endpoint), vec![1; LIMIT].into(), LIMIT).is_none());
+        let blocked = Blocked::push(Arc::clone(&endpoint), vec![2; 30_000].into(), LIMIT);
+        (endpoint, blocked.expect("there is no room"))
+    }
+
+    /// How long the stream waits for an endpoint that takes `bytes` each 100 ms, and how the server's side
+    /// of it ends.
+    async fn wait(bytes: usize) -> (Duration, Option<ServerEnd>) {
+        let (endpoint, mut blocked) = full();
+        let begun = Instant::now();
+        let takes = async {
+            loop {
+                sleep(Duration::from_millis(100)).await;
+                let mut inbox = endpoint.inbox();
+                inbox.bytes -= bytes;
+                inbox.taken += bytes as u64;
+                endpoint.stream.wake();
+            }
+        };
+        tokio::select! {
+            () = poll_fn(|cx| blocked.poll(cx)) => {}
+            () = takes => {}
+        }
+        (begun.elapsed(), endpoint.inbox().end)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_trickles_holds_up_the_others_for_a_second_and_is_closed() {
+        let (took, end) = wait(1).await;
+        assert_eq!(end, Some(ServerEnd::Full));
+        assert!(took <= HELD + Duration::from_millis(10), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_takes_nothing_is_closed_sooner() {
+        let (took, end) = wait(0).await;
+        assert_eq!(end, Some(ServerEnd::Full));
+        assert!(took <= STALLED + Duration::from_millis(10), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_reads_slowly_and_steadily_is_kept() {
+        // 40 kB each second.
+        let (took, end) = wait(4_000).await;
+        assert_eq!(end, None);
+        assert!(took <= HELD, "{took:?}");
     }
 }

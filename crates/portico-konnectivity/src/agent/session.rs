@@ -381,7 +381,7 @@ impl Entry {
             }
             return;
         }
-        let endpoint = Endpoint::new(session);
+        let endpoint = Endpoint::new(&session.activity);
         if !self.is_open() {
             return;
         }
