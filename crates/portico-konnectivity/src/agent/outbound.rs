@@ -6,19 +6,29 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
+use portico_net::MemoryBudget;
+use portico_net::memory::Holder;
 use portico_wire::konnectivity::{ConnectId, Packet};
 
 use super::endpoint::Endpoint;
 
-/// Control packets that may wait: several for each connection that an agent has. A server that does not read
-/// so many makes us answer for nothing.
-const CONTROL: usize = 64 * 1024;
+/// Bytes of control packets that may wait: several packets for each connection that an agent has. A server
+/// that does not read so many makes us answer for nothing.
+const CONTROL: usize = 4 << 20;
+
+/// How long they may wait when others need the memory: with the stream all its connections end.
+const UNREAD: Duration = Duration::from_secs(3);
 
 /// The queues of one stream.
-#[derive(Debug, Default)]
-pub(super) struct Outbound(Mutex<Queues>);
+#[derive(Debug)]
+pub(super) struct Outbound {
+    queues: Mutex<Queues>,
+    /// Counts the control packets that wait.
+    held: Holder,
+}
 
 #[derive(Debug, Default)]
 struct Queues {
@@ -41,20 +51,27 @@ pub(super) struct Chunk {
 pub(super) enum Next {
     Control(Packet),
     Data(Chunk),
-    /// The server does not read what it asked for.
+    /// The server does not read what it asked for, and more waits than may, or others need the memory.
     Full,
 }
 
 impl Outbound {
+    pub(super) fn new(memory: &MemoryBudget) -> Self {
+        Self { queues: Mutex::default(), held: Holder::new(vec![memory.clone()], UNREAD) }
+    }
+
     fn queues(&self) -> MutexGuard<'_, Queues> {
         // A panic elsewhere leaves nothing half done here.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queues a packet that goes before all data.
     pub(super) fn control(&self, packet: Packet) {
         let mut queues = self.queues();
-        if queues.control.len() < CONTROL {
+        let cost = cost(&packet);
+        if self.held.held() + cost <= CONTROL {
+            // Before it is there: the writer may take it at once.
+            self.held.hold(cost);
             queues.control.push_back(packet);
         } else {
             queues.is_full = true;
@@ -73,10 +90,12 @@ impl Outbound {
     /// What is to be sent next. Wakes the writer.
     pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Next> {
         let mut queues = self.queues();
-        if queues.is_full {
+        // The holder wakes the task once it is evicted.
+        if queues.is_full || self.held.poll_evicted(cx).is_ready() {
             return Poll::Ready(Next::Full);
         }
         if let Some(packet) = queues.control.pop_front() {
+            self.held.release(cost(&packet));
             return Poll::Ready(Next::Control(packet));
         }
         if let Some(chunk) = queues.data.pop_front() {
@@ -94,10 +113,77 @@ impl Outbound {
     }
 }
 
+/// What a control packet takes while it waits.
+fn cost(packet: &Packet) -> usize {
+    let text = match packet {
+        Packet::DialResponse { result: Err(error), .. } | Packet::CloseResponse { error, .. } => error.len(),
+        _ => 0,
+    };
+    size_of::<Packet>() + text
+}
+
 impl Queues {
     fn wake(&mut self) {
         if let Some(writer) = self.writer.take() {
             writer.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use portico_wire::konnectivity::DialId;
+
+    use super::*;
+
+    fn refusal() -> Packet {
+        Packet::DialResponse { dial: DialId(1), result: Err("x".repeat(1_000)) }
+    }
+
+    async fn next(outbound: &Outbound) -> Next {
+        poll_fn(|cx| outbound.poll_next(cx)).await
+    }
+
+    #[tokio::test]
+    async fn answers_that_wait_are_counted_until_they_are_sent() {
+        let memory = MemoryBudget::new(1 << 20);
+        let outbound = Outbound::new(&memory);
+        for _ in 0..100 {
+            outbound.control(refusal());
+        }
+        assert!(memory.held() > 100_000, "{} bytes", memory.held());
+        for _ in 0..100 {
+            assert!(matches!(next(&outbound).await, Next::Control(_)));
+        }
+        assert_eq!(memory.held(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_read_its_answers_is_given_up() {
+        let memory = MemoryBudget::new(1 << 30);
+        let outbound = Outbound::new(&memory);
+        for _ in 0..10_000 {
+            outbound.control(refusal());
+        }
+        assert!(memory.held() <= CONTROL, "{} bytes", memory.held());
+        assert!(matches!(next(&outbound).await, Next::Full));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_reads_late_is_given_up_only_when_others_need_the_memory_of_its_answers() {
+        let memory = MemoryBudget::new(100_000);
+        let outbound = Outbound::new(&memory);
+        outbound.control(refusal());
+        outbound.control(refusal());
+        let other = Holder::new(vec![memory.clone()], Duration::ZERO);
+        other.hold(200_000);
+        assert!(other.is_evicted());
+        assert!(matches!(next(&outbound).await, Next::Control(_)), "it has just begun to wait");
+        tokio::time::advance(UNREAD).await;
+        let other = Holder::new(vec![memory], UNREAD);
+        other.hold(200_000);
+        assert!(matches!(next(&outbound).await, Next::Full));
     }
 }

@@ -124,7 +124,7 @@ impl Session {
             authority,
             requests,
             activity,
-            outbound: Outbound::default(),
+            outbound: Outbound::new(&shared.settings.memory),
             has_streams,
             is_leaving: AtomicBool::new(false),
             is_over: Arc::default(),
