@@ -22,8 +22,9 @@ use super::record::Guard;
 use crate::streams::{DIAL, STREAM_PATH};
 
 /// How long the server may take to take the stream. It waits only until its frontend has taken its own
-/// answer, for which that has three seconds.
-const OPEN: Duration = Duration::from_secs(10);
+/// answer: ten seconds for the write, and one more until it is read. The server is to be the one that gives
+/// up.
+const OPEN: Duration = Duration::from_secs(15);
 
 /// Why there is no stream. The server may have abandoned the dial.
 #[derive(Debug, Error)]
