@@ -1,13 +1,19 @@
-//! Keeps one connection to each server: one attempt at a time, as upstream.
+//! Keeps one connection to each server: one attempt at a time, as upstream, unless one takes longer than the
+//! interval. Then another address is tried meanwhile: one that hangs holds up no other.
 //!
 //! How many servers there are says each of them when it answers, or their Leases, or both. While fewer are
 //! connected, the supervisor tries, up to [`MAX_SESSIONS`]; with `--sync-forever` it tries on, and so finds
 //! servers that were added.
 
 use std::future::pending;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use portico_dial::{ResolveError, Target};
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::random;
@@ -58,35 +64,61 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         tasks: JoinSet::new(),
         responses: 1,
         attempts: 0,
+        under_way: FuturesUnordered::new(),
+        trying: Vec::new(),
         ended_early: Arc::default(),
         lines: LineLimit::default(),
         started: Instant::now(),
         shared: Arc::clone(&shared),
     };
     let mut draining = shared.draining();
+    let mut ended = None;
     loop {
-        let before = supervisor.wanted(leases.servers());
-        shared.known_servers.store(before, Relaxed);
-        let lacks = |supervisor: &Supervisor, wanted| supervisor.sessions.staying() < wanted as usize;
-        let tries = !*draining.borrow_and_update() && (lacks(&supervisor, before) || settings.sync_forever);
-        let tries = tries && supervisor.has_room();
-        let attempt = if tries { Some(supervisor.attempt().await) } else { None };
         let wanted = supervisor.wanted(leases.servers());
         shared.known_servers.store(wanted, Relaxed);
-        let pause = match attempt {
+        let lacks = supervisor.sessions.staying() < wanted as usize;
+        let pause = match ended.take() {
             // The next one need not wait: the count fills up quickly at first.
-            Some(Attempt::Joined) if lacks(&supervisor, wanted) => continue,
+            Some(Attempt::Joined) if lacks => Duration::ZERO,
             Some(attempt) => supervisor.pace.after(attempt, wanted, random()),
-            None => supervisor.pace.rest(random()),
+            None => {
+                let tries = !*draining.borrow_and_update() && (lacks || settings.sync_forever);
+                if tries && supervisor.has_room() {
+                    ended = supervisor.begin().await;
+                }
+                if ended.is_some() {
+                    continue;
+                }
+                supervisor.pace.rest(random())
+            }
         };
         tokio::select! {
+            Some(attempt) = supervisor.under_way.next() => ended = Some(supervisor.conclude(attempt)),
             () = sleep(pause) => {}
             // Another one may be there.
-            () = supervisor.lost() => {}
+            () = lost(&mut supervisor.tasks) => {}
             Ok(()) = draining.changed() => {}
             () = leases.changed() => {}
         }
     }
+}
+
+/// Ready when a server is gone that had been there for an interval. One that ends each connection at once is
+/// tried again after a pause, like one that refuses.
+async fn lost(tasks: &mut JoinSet<bool>) {
+    while let Some(ended) = tasks.join_next().await {
+        if ended.unwrap_or(true) {
+            return;
+        }
+    }
+    pending().await
+}
+
+/// An attempt at one address of a server, and how it went.
+struct Answered {
+    target: Target,
+    address: SocketAddr,
+    result: Result<Joined, JoinError>,
 }
 
 struct Supervisor {
@@ -98,6 +130,9 @@ struct Supervisor {
     /// Servers by the word of the last one that was new.
     responses: u32,
     attempts: usize,
+    under_way: FuturesUnordered<BoxFuture<'static, Answered>>,
+    /// What they are made to: through a proxy, all targets have its addresses.
+    trying: Vec<(Target, SocketAddr)>,
     /// Whether a session has ended within an interval, since the last one began.
     ended_early: Arc<AtomicBool>,
     /// Of log lines about attempts that failed: there may be one each second, for ever.
@@ -115,7 +150,7 @@ impl Supervisor {
 
     /// Whether there may be another session.
     fn has_room(&self) -> bool {
-        let has_room = self.sessions.all().len() < MAX_SESSIONS;
+        let has_room = self.sessions.all().len() + self.under_way.len() < MAX_SESSIONS;
         if !has_room && let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
             tracing::warn!(
                 servers = MAX_SESSIONS,
@@ -126,53 +161,67 @@ impl Supervisor {
         has_room
     }
 
-    /// Ready when a server is gone that had been there for an interval. One that ends each connection at
-    /// once is tried again after a pause, like one that refuses.
-    async fn lost(&mut self) {
-        while let Some(ended) = self.tasks.join_next().await {
-            if ended.unwrap_or(true) {
-                return;
-            }
-        }
-        pending().await
-    }
-
-    async fn attempt(&mut self) -> Attempt {
-        let servers = &self.shared.settings.servers;
-        let target = servers[self.attempts % servers.len()].clone();
-        let result = self.try_to_join(&target).await;
-        self.attempts = self.attempts.wrapping_add(1);
-        let counters = &self.shared.counters;
-        match result {
-            Err(error) => {
-                counters.join_failures.fetch_add(1, Relaxed);
-                if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
-                    tracing::warn!(server = %target, %error, left_out, "cannot connect to a server");
-                }
-                if error.is_absence() { Attempt::Absent } else { Attempt::Refused }
-            }
-            Ok(joined) if self.sessions.has_staying(joined.session.server()) => {
-                counters.duplicates.fetch_add(1, Relaxed);
-                tracing::debug!(server = %joined.session.server(), "the server is connected already");
-                Attempt::Duplicate
-            }
-            Ok(joined) => {
-                counters.joined.fetch_add(1, Relaxed);
-                self.add(joined);
-                // Or servers that end each connection at once would be tried as fast as handshakes go.
-                if self.ended_early.swap(false, Relaxed) { Attempt::Unsteady } else { Attempt::Joined }
-            }
-        }
-    }
-
-    async fn try_to_join(&self, target: &Target) -> Result<Joined, AttemptError> {
-        let settings = &self.shared.settings;
+    /// Begins an attempt at an address that is not being tried, if there is one. Returns how it went if it
+    /// ended at once.
+    async fn begin(&mut self) -> Option<Attempt> {
         self.reload();
-        let resolved = settings.to_servers.resolve(target).await?;
-        let turn = self.attempts / settings.servers.len();
-        let address = choose(&resolved.addresses, &self.sessions.by_address(), turn);
-        let address = address.ok_or_else(|| AttemptError::NoAddress(target.host.clone()))?;
-        Ok(join(&self.shared, target, address).await?)
+        let shared = Arc::clone(&self.shared);
+        let servers = &shared.settings.servers;
+        for _ in servers {
+            let target = servers[self.attempts % servers.len()].clone();
+            let turn = self.attempts / servers.len();
+            self.attempts = self.attempts.wrapping_add(1);
+            let address = match self.untried(&target, turn).await {
+                Ok(Some(address)) => address,
+                Ok(None) => continue,
+                Err(error) => return Some(self.failed(&target, &error)),
+            };
+            self.trying.push((target.clone(), address));
+            let shared = Arc::clone(&shared);
+            self.under_way.push(Box::pin(async move {
+                let result = join(&shared, &target, address).await;
+                Answered { target, address, result }
+            }));
+            break;
+        }
+        None
+    }
+
+    /// The address of a server to try. `None`: all are being tried.
+    async fn untried(&mut self, target: &Target, turn: usize) -> Result<Option<SocketAddr>, AttemptError> {
+        let resolved = self.shared.settings.to_servers.resolve(target).await?;
+        if resolved.addresses.is_empty() {
+            return Err(AttemptError::NoAddress(target.host.clone()));
+        }
+        let is_tried = |address| self.trying.iter().any(|tried| tried.0 == *target && tried.1 == address);
+        let untried: Vec<_> = resolved.addresses.iter().copied().filter(|at| !is_tried(*at)).collect();
+        Ok(choose(&untried, &self.sessions.by_address(), turn))
+    }
+
+    fn conclude(&mut self, Answered { target, address, result }: Answered) -> Attempt {
+        self.trying.retain(|tried| tried.0 != target || tried.1 != address);
+        let joined = match result {
+            Ok(joined) => joined,
+            Err(error) => return self.failed(&target, &error.into()),
+        };
+        let counters = &self.shared.counters;
+        if self.sessions.has_staying(joined.session.server()) {
+            counters.duplicates.fetch_add(1, Relaxed);
+            tracing::debug!(server = %joined.session.server(), "the server is connected already");
+            return Attempt::Duplicate;
+        }
+        counters.joined.fetch_add(1, Relaxed);
+        self.add(joined);
+        // Or servers that end each connection at once would be tried as fast as handshakes go.
+        if self.ended_early.swap(false, Relaxed) { Attempt::Unsteady } else { Attempt::Joined }
+    }
+
+    fn failed(&mut self, target: &Target, error: &AttemptError) -> Attempt {
+        self.shared.counters.join_failures.fetch_add(1, Relaxed);
+        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+            tracing::warn!(server = %target, %error, left_out, "cannot connect to a server");
+        }
+        if error.is_absence() { Attempt::Absent } else { Attempt::Refused }
     }
 
     /// Reads certificate, CA and token again: connections are rare, and the files are small.
