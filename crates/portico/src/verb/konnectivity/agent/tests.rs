@@ -34,6 +34,14 @@ async fn the_defaults_are_upstreams() {
     assert_eq!(listens.admin.unwrap().to_string(), "127.0.0.1:8094");
 }
 
+#[tokio::test]
+async fn a_server_whose_machine_is_gone_is_found_by_tcp() {
+    let settings = settings(&[]).await.unwrap();
+    // What a dialler does with it is tested beside it; from here its sockets cannot be seen.
+    let dialer = format!("{:?}", settings.to_servers);
+    assert!(dialer.contains(&format!("{KEEP_ALIVE:?}")), "{dialer}");
+}
+
 /// As upstream's own tests start the agent, and as manifests do.
 #[tokio::test]
 async fn every_flag_of_the_upstream_agent_is_taken() {
