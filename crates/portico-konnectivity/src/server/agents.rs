@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -13,6 +13,7 @@ use portico_net::ReadLimit;
 use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{CONNECT_PATH, Code, DialId, Identifiers};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
 use super::authentication::{Authentication, Refusal, only};
@@ -51,6 +52,8 @@ struct Connection {
     peer: Peer,
     /// Of what is read until it is accepted.
     limit: Arc<ReadLimit>,
+    /// Among those of all agents; held until the connection ends, or an agent could have any number of them.
+    permit: OnceLock<OwnedSemaphorePermit>,
     /// Whether it has, or had, a Connect stream, accepted or not.
     connects: AtomicBool,
     /// Its Connect stream, once it is accepted.
@@ -80,6 +83,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         names,
         peer: Peer::new(slot),
         limit,
+        permit: OnceLock::new(),
         connects: AtomicBool::default(),
         backend: Mutex::default(),
     });
@@ -118,7 +122,9 @@ impl Connection {
     }
 
     /// The agent is accepted.
-    fn accept(&self, authenticated: &Authenticated) {
+    fn accept(&self, authenticated: &Authenticated, permit: OwnedSemaphorePermit) {
+        // A connection has one Connect.
+        let _ = self.permit.set(permit);
         self.limit.lift();
         self.peer.accept();
         self.peer.is_native.fetch_or(authenticated.is_native, Relaxed);
@@ -182,14 +188,14 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     };
     drop(metadata);
     let permitted = authenticated.and_then(|authenticated| Ok((authenticated, shared.agent_permit()?)));
-    let (authenticated, _permit) = match permitted {
+    let (authenticated, permit) = match permitted {
         Ok(permitted) => permitted,
         Err(why) => {
             shared.refused(why.reason(), connection.address, &why);
             return call.refuse(&Status::new(why.code(), why.to_string()));
         }
     };
-    connection.accept(&authenticated);
+    connection.accept(&authenticated, permit);
     let Some(answer) = answer(shared, &authenticated) else { return };
     let memory = [shared.memory.clone()];
     let Ok((sender, mut receiver)) = call.start(answer, &connection.activity, &memory) else { return };
@@ -227,14 +233,15 @@ fn answer(shared: &Shared, authenticated: &Authenticated) -> Option<HeaderMap> {
     Some(answer)
 }
 
-/// A Connect stream, accepted or not. As this is dropped, its connection ends.
+/// A Connect stream. As this is dropped, the connection of one that was accepted ends soon.
 struct Connects<'a>(&'a Peer);
 
 impl Drop for Connects<'_> {
     fn drop(&mut self) {
-        // An agent connects anew. One that stayed would be in no count, and could have any number of tokens
-        // reviewed.
-        self.0.end();
+        // An agent connects anew. One that was refused has until its deadline to read why.
+        if self.0.is_known() {
+            self.0.end();
+        }
     }
 }
 

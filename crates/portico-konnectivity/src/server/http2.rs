@@ -1,7 +1,6 @@
 //! Drives one HTTP/2 connection, of an agent or of a frontend: h2, PING for silent peers, and the end.
 //!
-//! The server sends GOAWAY only where a Connect stream is over: an upstream agent drops all its connections
-//! when it comes.
+//! The server never sends GOAWAY of itself: an upstream agent drops all its connections when it comes.
 //! Requests go to a closure, which gives each a task of its own.
 
 use std::future::{Future, poll_fn};
@@ -109,7 +108,7 @@ impl Peer {
         *self.slot() = None;
     }
 
-    /// Ends the connection, once what was answered has left.
+    /// Ends the connection soon: by itself the peer does it once it has read why.
     pub(crate) fn end(&self) {
         self.over.notify_one();
     }
@@ -177,8 +176,6 @@ where
             () = peer.evicted(), if !peer.is_known() => return Err(Crowded.into()),
             () = peer.over.notified(), if !is_ending => {
                 (is_ending, patient) = (true, false);
-                // GOAWAY, of a connection that carries nothing any more.
-                connection.graceful_shutdown();
                 impatience.set(sleep_until(Instant::now() + CLOSING));
             }
             () = peer.becomes_native(), if !pings_soon => {

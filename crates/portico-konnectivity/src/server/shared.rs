@@ -11,7 +11,7 @@ use portico_net::MemoryBudget;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::authentication::Refusal;
@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) connections: Connections,
     registry: Mutex<Registry<Backend>>,
     /// For streams of agents, as many as `max_agents`.
-    agents: Semaphore,
+    agents: Arc<Semaphore>,
     dials: DialIds,
     frontend_ids: AtomicI64,
     /// Connections to the port of agents whose peers have not authenticated.
@@ -116,7 +116,7 @@ impl Shared {
         let registry = Registry::new(settings.strategies.clone(), settings.route_cidr);
         Arc::new(Self {
             memory: MemoryBudget::new(settings.memory),
-            agents: Semaphore::new(settings.max_agents),
+            agents: Arc::new(Semaphore::new(settings.max_agents)),
             excess: MemoryBudget::new(settings.memory / 2),
             settings,
             counters: Counters::default(),
@@ -144,9 +144,9 @@ impl Shared {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while an agent has its stream.
-    pub(crate) fn agent_permit(&self) -> Result<SemaphorePermit<'_>, Refusal> {
-        self.agents.try_acquire().map_err(|_| Refusal::Full(self.settings.max_agents))
+    /// Held while an agent has its connection.
+    pub(crate) fn agent_permit(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        Arc::clone(&self.agents).try_acquire_owned().map_err(|_| Refusal::Full(self.settings.max_agents))
     }
 
     pub(crate) fn next_dial(&self) -> DialId {

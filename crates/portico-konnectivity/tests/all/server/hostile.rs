@@ -542,17 +542,19 @@ async fn a_frontend_that_floods_frames_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_connection_ends_with_its_connect_stream_accepted_or_not() {
+async fn a_connection_whose_connect_stream_is_over_takes_no_other_counts_as_an_agent_and_ends() {
     let rig = Rig::with(Mode::Grpc, |settings| settings.max_agents = 1).await;
     let Agent { mut peer, stream, .. } = rig.agent("a").await;
-    let mut refused = rig.peer().await;
-    let Err(Error::Status(status)) = refused.connects(metadata("b", "", false)).await else {
-        panic!("it is one too many")
+    let refused = |connect: Result<_, Error>| match connect {
+        Err(Error::Status(status)) => assert_eq!(status.code, Code::RESOURCE_EXHAUSTED),
+        _ => panic!("it is one too many"),
     };
-    assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
-    refused.ends().await;
-    // Or it would be counted nowhere.
     stream.reset();
+    until(|| rig.status.agents().is_empty()).await;
+    refused(peer.connects(metadata("a", "", false)).await.map(drop));
+    refused(rig.connect(metadata("b", "", false)).await.map(drop));
+    tokio::time::pause();
     peer.ends().await;
+    tokio::time::resume();
     rig.agent("b").await;
 }
