@@ -7,6 +7,7 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::names::HostName;
 use portico_api::seed::{Datacenter, Seed};
 use portico_api::service::ServiceType;
+use serde_json::Value;
 
 use crate::hosts::HostSuffix;
 use crate::resolve::Decision;
@@ -77,6 +78,18 @@ pub struct Ingress {
     pub ip: Option<IpAddr>,
     /// Its host name; empty if it has none.
     pub hostname: Box<str>,
+}
+
+impl Ingress {
+    /// The addresses that a load balancer gave to a Service.
+    pub fn of_service(service: &Value) -> Vec<Self> {
+        let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array);
+        let ingress = |entry: &Value| Self {
+            ip: entry["ip"].as_str().and_then(|ip| ip.parse().ok()),
+            hostname: entry["hostname"].as_str().unwrap_or_default().into(),
+        };
+        list.into_iter().flatten().map(ingress).collect()
+    }
 }
 
 impl<'a> Scope<'a> {

@@ -36,8 +36,11 @@ pub(crate) fn socket() -> String {
 /// A file by its key.
 pub(crate) type Files = BTreeMap<&'static str, String>;
 
-/// Every ConfigMap, by name.
-pub(crate) fn maps(hosting: &HostingSpec, version: Version) -> Vec<(&'static str, Files)> {
+/// ConfigMaps, by name.
+pub(crate) type Configs = Vec<(&'static str, Files)>;
+
+/// Those of the API server.
+pub(crate) fn maps(hosting: &HostingSpec, version: Version) -> Configs {
     let mut maps = vec![(EGRESS, Files::from([(EGRESS_KEY, egress())]))];
     maps.extend(audited(hosting).map(|preset| (AUDIT, Files::from([(AUDIT_KEY, audit(preset))]))));
     maps.extend(admission(hosting).map(|files| (ADMISSION, files)));

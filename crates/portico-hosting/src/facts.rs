@@ -11,8 +11,7 @@ use portico_expose::inputs::Scope;
 use portico_pki::Secrets;
 use portico_pki::inventory::{KUBECONFIG_OF_FILES, LEAVES, Stored};
 
-use crate::config::{self, Files};
-use crate::program::{etcd, prometheus};
+use crate::config::Configs;
 use crate::settings::Settings;
 use crate::versions::{Minor, Versions};
 
@@ -47,7 +46,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) kubevirt: bool,
     pub(crate) feature_gates: Option<String>,
     /// Every ConfigMap, by name.
-    pub(crate) configs: Vec<(&'static str, Files)>,
+    pub(crate) configs: Configs,
 }
 
 /// What pods are told of Secrets, so that a change replaces them. Certificates and keys of servers and
@@ -89,6 +88,7 @@ impl<'a> Facts<'a> {
         hosting: &'a HostingSpec,
         settings: &'a Settings,
         digests: &'a Digests,
+        configs: Configs,
     ) -> Option<Self> {
         let cluster = scope.cluster;
         let layout: Layout = cluster.metadata.annotation(LAYOUT)?.parse().ok()?;
@@ -100,13 +100,6 @@ impl<'a> Facts<'a> {
             Layout::Compact => 1,
             Layout::Dedicated => written.copied().unwrap_or(default),
         };
-        let mut configs = config::maps(hosting, version);
-        let initialized = cluster.has_held_data().to_string();
-        configs.push((etcd::CONFIG, Files::from([(etcd::INITIALIZED, initialized)])));
-        if prometheus::is_asked_for(cluster) {
-            let (name, seed) = (&cluster.metadata.name, &scope.seed.metadata.name);
-            configs.push(prometheus::config(name, seed, &settings.metrics_url));
-        }
         let gates = cluster.metadata.annotation(FEATURE_GATES).map(str::trim).filter(|text| !text.is_empty());
         Some(Self {
             scope,

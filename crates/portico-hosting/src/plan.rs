@@ -8,6 +8,7 @@ use portico_expose::inputs::Scope;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::config::{self, Configs, Files};
 use crate::facts::{CLUSTER, Digests, Facts};
 use crate::network_policy;
 use crate::pki::{self, SecretUse};
@@ -64,7 +65,9 @@ pub fn plan(scope: &Scope<'_>, settings: &Settings, digests: &Digests) -> Result
     let written = HostingSpec::default();
     let hosting = scope.cluster.spec.hosting.as_deref().unwrap_or(&written);
     // Validation has refused a Cluster without either.
-    let Some(facts) = Facts::of(*scope, hosting, settings, digests) else { return Err(verdict.problems) };
+    let facts = configs(scope, hosting, settings)
+        .and_then(|configs| Facts::of(*scope, hosting, settings, digests, configs));
+    let Some(facts) = facts else { return Err(verdict.problems) };
     let mut objects = facts.foundation();
     match facts.layout {
         Layout::Compact => objects.extend(facts.compact()),
@@ -81,6 +84,19 @@ pub fn plan(scope: &Scope<'_>, settings: &Settings, digests: &Digests) -> Result
         secrets: facts.secrets(),
         warnings: verdict.problems,
     })
+}
+
+/// Every ConfigMap. `None` for a Cluster that names no version.
+fn configs(scope: &Scope<'_>, hosting: &HostingSpec, settings: &Settings) -> Option<Configs> {
+    let cluster = scope.cluster;
+    let mut configs = config::maps(hosting, *hosting.version.get()?);
+    let initialized = cluster.has_held_data().to_string();
+    configs.push((etcd::CONFIG, Files::from([(etcd::INITIALIZED, initialized)])));
+    if prometheus::is_asked_for(cluster) {
+        let (name, seed) = (&cluster.metadata.name, &scope.seed.metadata.name);
+        configs.push(prometheus::config(name, seed, &settings.metrics_url));
+    }
+    Some(configs)
 }
 
 impl Facts<'_> {

@@ -33,7 +33,7 @@ struct Difference {
 pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
     index.claimants.clear();
     index.follow_cluster_ips();
-    index.follow_guards();
+    index.follow_allow_lists();
     let mut difference = Difference::default();
     for service in mem::take(&mut index.changed) {
         publish(index, &service, &mut difference);
@@ -110,7 +110,7 @@ fn backend(
     let endpoints = index.ready(slices, &port.name);
     let new = Backend {
         id: old.map_or_else(|| Arc::new(id), |old| Arc::clone(&old.id)),
-        policy: index.guarded(policy, &service.key, &endpoints),
+        policy: index.with_allow_lists(policy, &service.key, &endpoints),
         endpoints,
         send_proxy: service.send_proxy,
         api_server_ca: service.api_server_ca.clone(),

@@ -25,8 +25,9 @@ const FQDN: &str = "FQDN";
 /// thousand addresses and twenty thousand ports.
 pub(crate) const MAX_ENDPOINTS: usize = 128;
 
-/// Most endpoints, of all ports together, by which a Service [guards](crate::guards) what is its own.
-pub(crate) const MAX_GUARDED: usize = 4_096;
+/// Most endpoints, of all ports together, for which the [allow list](crate::allow_lists) of a Service holds
+/// everywhere.
+pub(crate) const MAX_LISTED: usize = 4_096;
 
 /// Reads what routes need from `slice`.
 pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Interner) -> SliceFacts {

@@ -21,12 +21,12 @@ use portico_api::meta::ObjectKey;
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 
+use crate::allow_lists::AllowListIndex;
 use crate::annotations;
 use crate::claims::{Claim, Claims};
 use crate::endpoint_rules::EndpointRules;
 use crate::endpoints::{self, MAX_ENDPOINTS};
 use crate::facts::{Origin, Reach, ServiceFacts, SliceFacts};
-use crate::guards::AllowListIndex;
 use crate::route::{Backend, Front, OwnAddresses, RouteKey};
 use crate::table::Update;
 
@@ -81,7 +81,7 @@ pub struct RouteIndex {
     /// Whether a cluster without a policy admits nobody.
     pub(crate) policies_required: bool,
     pub(crate) claims: Claims,
-    pub(crate) guards: AllowListIndex,
+    pub(crate) allow_lists: AllowListIndex,
     /// The ClusterIPs of all Services: a connection to one passes the allow list of that cluster by.
     pub(crate) cluster_ips: HashSet<IpAddr>,
     /// Those that came or went since the last commit.
@@ -136,7 +136,7 @@ impl RouteIndex {
             policies: HashMap::new(),
             policies_required: false,
             claims: Claims::default(),
-            guards: AllowListIndex::default(),
+            allow_lists: AllowListIndex::default(),
             cluster_ips: HashSet::new(),
             changed_cluster_ips: HashSet::new(),
             fronts: BTreeSet::new(),
@@ -184,7 +184,7 @@ impl RouteIndex {
             && self.slice_services.is_empty()
             && self.policies.is_empty()
             && self.claims.is_empty()
-            && self.guards.is_empty()
+            && self.allow_lists.is_empty()
             && self.cluster_ips.is_empty()
             && self.fronts.is_empty()
             && self.changed.is_empty()

@@ -16,7 +16,7 @@ use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 
 use crate::claims::{Because, Claim, Rank, Waiting};
-use crate::endpoints::{self, MAX_ENDPOINTS, MAX_GUARDED};
+use crate::endpoints::{self, MAX_ENDPOINTS, MAX_LISTED};
 use crate::facts::{Age, Origin, ServiceFacts};
 use crate::findings::{MAX_PER_OBJECT, annotation_field};
 use crate::index::RouteIndex;
@@ -112,10 +112,10 @@ impl RouteIndex {
                     format!("a port has more ready endpoints than {MAX_ENDPOINTS}; only the first are used");
                 return Some(too_many_endpoints(key, message));
             }
-            let is_guarded = endpoints::count(&entry.slices) > MAX_GUARDED && self.guards.has(key);
-            is_guarded.then(|| {
+            let is_cut = endpoints::count(&entry.slices) > MAX_LISTED && self.allow_lists.has(key);
+            is_cut.then(|| {
                 let message = format!(
-                    "it has more than {MAX_GUARDED} endpoints; only to the first of them the allow list \
+                    "it has more than {MAX_LISTED} endpoints; only to the first of them the allow list \
                      holds for other tenants too"
                 );
                 too_many_endpoints(key, message)

@@ -102,7 +102,7 @@ impl RouteIndex {
             let endpoints = self.ready(&entry.slices, &port.name);
             let endpoints_total = endpoints.len() + endpoints::not_ready(&entry.slices, &port.name);
             let no_endpoints = (endpoints_total == 0).then(|| self.no_endpoints(&entry.slices, &port.name));
-            let policy = self.guarded(&own_policy, &service.key, &endpoints);
+            let policy = self.with_allow_lists(&own_policy, &service.key, &endpoints);
             let backend = port.backend_id(&service.key);
             rows.extend(port.keys(true).map(|key| RouteRow {
                 state: self.state(&key, &claim, &policy, !endpoints.is_empty()),

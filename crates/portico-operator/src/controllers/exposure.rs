@@ -59,8 +59,8 @@ mod reports;
 mod resolver;
 mod write;
 
+pub(crate) use objects::addresses_of;
 use objects::all_addresses_of;
-pub(crate) use objects::{addresses_of, ingress_of};
 use pass::Outcome;
 pub(crate) use pass::belongs_to;
 use reports::report;

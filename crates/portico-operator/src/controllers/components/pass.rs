@@ -9,6 +9,7 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::seed::Seed;
 use portico_expose::components::{Components, Part, components, tunnel_hosts, usable};
 use portico_expose::exposure::MANAGED_BY;
+use portico_expose::inputs::Ingress;
 use portico_kube::FIELD_MANAGER;
 use portico_kube::events::{Note, Severity};
 use serde_json::Value;
@@ -19,7 +20,6 @@ use super::Context;
 use super::tunnel::{is_in_the_way, names};
 use crate::above::reference;
 use crate::condition::State;
-use crate::controllers::exposure::ingress_of;
 use crate::slot::{Held, Presence, Put, WriteError};
 use crate::write::{PUT_BACK, part, request};
 
@@ -89,7 +89,7 @@ impl Context {
     /// Names by which agents reach the tunnel listener, with those of every Seed: they share it.
     fn hosts(&self, configuration: &KubermaticConfiguration) -> impl Iterator<Item = String> + use<> {
         let front = self.part(Part::Service).and_then(Held::value);
-        let ingress = front.map(|front| ingress_of(&front)).unwrap_or_default();
+        let ingress = front.map(|front| Ingress::of_service(&front)).unwrap_or_default();
         let seeds = self.above.seeds.seeds();
         tunnel_hosts(&seeds, configuration, &self.settings.gateway.front, &ingress).into_iter()
     }
@@ -261,7 +261,7 @@ impl Context {
     pub(super) fn address_wait(&self) -> Option<SignedDuration> {
         let service = self.part(Part::Service).and_then(Held::value)?;
         let is_balancer = service.pointer("/spec/type").is_some_and(|kind| kind == "LoadBalancer");
-        if !is_balancer || !ingress_of(&service).is_empty() {
+        if !is_balancer || !Ingress::of_service(&service).is_empty() {
             return None;
         }
         // By that time, and not since when this process knows it: a restart neither heals nor hides it.

@@ -6,7 +6,7 @@ use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_expose::doors::Doors;
 use portico_expose::exposure::{Found, doors_of_services};
-use portico_expose::inputs::Scope;
+use portico_expose::inputs::{Ingress, Scope};
 use portico_expose::migration::Now;
 use portico_expose::migration::plan::{has_two_doors, keeper};
 use portico_expose::services::{APISERVER, EXPOSED};
@@ -14,7 +14,7 @@ use portico_expose::strategy::FRONT;
 use serde_json::Value;
 
 use super::Context;
-use super::objects::{addresses_of, ingress_of, node_ports_of};
+use super::objects::{addresses_of, node_ports_of};
 
 impl Context {
     /// What is known of `cluster`, without its name in DNS.
@@ -28,19 +28,19 @@ impl Context {
         found.known.node_ips.clone_from(&self.settings.node_ips);
         let front = &self.settings.front;
         if let Some(front) = self.services.get(&front.namespace, &front.name) {
-            found.front = ingress_of(&front.value());
+            found.front = Ingress::of_service(&front.value());
         }
         for name in EXPOSED {
             let Some(service) = service(name) else { continue };
             found.node_ports.extend(node_ports_of(name, &service));
             if name == APISERVER {
-                found.known.apiserver = ingress_of(&service);
+                found.known.apiserver = Ingress::of_service(&service);
             }
         }
         // One that is being deleted is no way in any more, whatever its address leads to for now.
         let stays = |service: &Value| service.pointer("/metadata/deletionTimestamp").is_none();
         if let Some(service) = service(FRONT).filter(stays) {
-            found.known.front = ingress_of(&service);
+            found.known.front = Ingress::of_service(&service);
             let ip = service.pointer("/spec/loadBalancerIP").and_then(Value::as_str);
             found.known.front_ip = ip.and_then(|ip| ip.parse().ok());
         }

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use portico_expose::exposure::NodePorts;
-use portico_expose::inputs::Ingress;
 use serde_json::Value;
 
 /// The NodePorts of a Service, by its name and those of its ports.
@@ -15,16 +14,6 @@ pub(super) fn node_ports_of(name: &str, service: &Value) -> NodePorts {
             Some(((name.into(), port["name"].as_str().unwrap_or_default().into()), number))
         })
         .collect()
-}
-
-/// The addresses that a load balancer gave to a Service.
-pub(crate) fn ingress_of(service: &Value) -> Vec<Ingress> {
-    let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array);
-    let ingress = |entry: &Value| Ingress {
-        ip: entry["ip"].as_str().and_then(|ip| ip.parse().ok()),
-        hostname: entry["hostname"].as_str().unwrap_or_default().into(),
-    };
-    list.into_iter().flatten().map(ingress).collect()
 }
 
 /// The addresses of an EndpointSlice that are ready.

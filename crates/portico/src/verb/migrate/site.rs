@@ -131,7 +131,7 @@ impl Site {
             record: record.as_ref(),
             before: None,
             node_port: &node_ports(&self.objects, objects.cluster),
-            front: front.as_ref().map(ingress_of).unwrap_or_default(),
+            front: front.as_ref().map(Ingress::of_service).unwrap_or_default(),
             presented,
             has_image: self.has_image,
             sni_port: self.sni_port,
@@ -311,16 +311,6 @@ fn has_image_of(deployments: &Value) -> Option<bool> {
     let words = containers.flat_map(|container| ["command", "args"].map(|key| container[key].as_array()));
     let mut words = words.flatten().flatten().filter_map(Value::as_str);
     Some(words.any(|word| word == "--image" || word.starts_with("--image=")))
-}
-
-/// The addresses that a load balancer gave to a Service.
-fn ingress_of(service: &Value) -> Vec<Ingress> {
-    let list = service.pointer("/status/loadBalancer/ingress").and_then(Value::as_array);
-    let ingress = |entry: &Value| Ingress {
-        ip: entry["ip"].as_str().and_then(|ip| ip.parse().ok()),
-        hostname: entry["hostname"].as_str().unwrap_or_default().into(),
-    };
-    list.into_iter().flatten().map(ingress).collect()
 }
 
 /// The names of the certificate at the address of now, as this machine sees it.

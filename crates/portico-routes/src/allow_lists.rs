@@ -1,9 +1,9 @@
 //! Endpoints behind an allow list, and which other Services that list holds for.
 //!
-//! Whoever may write an EndpointSlice can name the API server of another tenant as an endpoint of a Service
-//! of their own. So an allow list follows the endpoint: a Service whose endpoint is also one of another
-//! tenant's Services, exposed or not, ready or not, admits only clients that both lists admit. So does one
-//! whose endpoint has the NodePort of another tenant's Service, on whatever address: every node leads there.
+//! An EndpointSlice can name the API server of another tenant as an endpoint of its own Service. So an allow
+//! list follows the endpoint: a Service whose endpoint is also one of another tenant's Services, exposed or
+//! not, ready or not, admits only clients that both lists admit. So does one whose endpoint has the NodePort
+//! of another tenant's Service, on whatever address: every node leads there.
 //! The list of a cluster holds for everybody, that of a namespace only for other namespaces: a namespace must
 //! not close a cluster.
 //!
@@ -19,7 +19,7 @@ use portico_api::policy::ClusterPolicy;
 use portico_api::problem::{Problem, Severity};
 use smallvec::SmallVec;
 
-use crate::endpoints::{self, MAX_GUARDED};
+use crate::endpoints::{self, MAX_LISTED};
 use crate::facts::ServiceFacts;
 use crate::index::{RouteIndex, ServiceEntry};
 
@@ -47,7 +47,7 @@ impl Target {
     /// Every target of a Service.
     fn all(entry: &ServiceEntry) -> BTreeSet<Self> {
         let node_ports = entry.reach.iter().flat_map(|reach| &*reach.node_ports).copied();
-        let endpoints = endpoints::all(&entry.slices).take(MAX_GUARDED);
+        let endpoints = endpoints::all(&entry.slices).take(MAX_LISTED);
         endpoints.map(Self::Endpoint).chain(node_ports.map(Self::NodePort)).collect()
     }
 }
@@ -57,12 +57,12 @@ impl AllowListIndex {
         self.by_service.is_empty()
     }
 
-    /// Whether `service` is guarded.
+    /// Whether `service` has an allow list.
     pub(crate) fn has(&self, service: &ObjectKey) -> bool {
         self.by_service.contains_key(service)
     }
 
-    /// Replaces the guarded targets of `service`. Returns those it had before.
+    /// Replaces the targets of `service`. Returns those it had before.
     fn set(&mut self, service: &ObjectKey, now: BTreeSet<Target>) -> BTreeSet<Target> {
         let before = self.by_service.remove(service).unwrap_or_default();
         for target in &before {
@@ -86,15 +86,15 @@ impl AllowListIndex {
 impl RouteIndex {
     /// Takes over the allow lists and targets of the Services that changed, and marks the other Services with
     /// an endpoint at one of these targets.
-    pub(crate) fn follow_guards(&mut self) {
+    pub(crate) fn follow_allow_lists(&mut self) {
         let mut concerned = BTreeSet::new();
         for key in &self.changed {
             let has_list = || !self.policy_of(key).allow.networks().is_empty();
-            let guarded = self.services.get(key).filter(|_| has_list()).map(Target::all);
-            if guarded.is_some() || self.guards.has(key) {
-                let guarded = guarded.unwrap_or_default();
-                concerned.extend(&guarded);
-                concerned.append(&mut self.guards.set(key, guarded));
+            let targets = self.services.get(key).filter(|_| has_list()).map(Target::all);
+            if targets.is_some() || self.allow_lists.has(key) {
+                let targets = targets.unwrap_or_default();
+                concerned.extend(&targets);
+                concerned.append(&mut self.allow_lists.set(key, targets));
             }
         }
         if concerned.is_empty() {
@@ -114,47 +114,47 @@ impl RouteIndex {
     }
 
     /// `policy` of `service`, with the allow lists of other tenants that hold for these endpoints as well.
-    pub(crate) fn guarded(
+    pub(crate) fn with_allow_lists(
         &self,
         policy: &Arc<ClusterPolicy>,
         service: &ObjectKey,
         endpoints: &[SocketAddr],
     ) -> Arc<ClusterPolicy> {
-        let mut guarded = Arc::clone(policy);
-        for (_, _, guard) in self.guards_of(service, endpoints) {
-            let allow = guarded.allow.intersection(&self.policy_of(guard).allow);
-            Arc::make_mut(&mut guarded).allow = allow;
+        let mut narrowed = Arc::clone(policy);
+        for (_, _, owner) in self.owners_of(service, endpoints) {
+            let allow = narrowed.allow.intersection(&self.policy_of(owner).allow);
+            Arc::make_mut(&mut narrowed).allow = allow;
         }
-        guarded
+        narrowed
     }
 
-    /// Every Service whose endpoint is guarded by another tenant.
+    /// Every Service whose endpoint is behind the allow list of another tenant.
     pub(crate) fn shared_endpoints(&self) -> impl Iterator<Item = Problem> {
-        let entries = self.services.iter().filter(|_| !self.guards.is_empty());
+        let entries = self.services.iter().filter(|_| !self.allow_lists.is_empty());
         entries.filter_map(|(key, entry)| {
             let endpoints: Vec<SocketAddr> = self.endpoints_of(entry, entry.service.as_deref()?).collect();
-            let (endpoint, target, guard) = self.guards_of(key, &endpoints).next()?;
-            Some(shared_endpoint(key, endpoint, target, guard))
+            let (endpoint, target, owner) = self.owners_of(key, &endpoints).next()?;
+            Some(shared_endpoint(key, endpoint, target, owner))
         })
     }
 
-    /// The Services of other tenants that guard one of `endpoints` against `service`.
-    fn guards_of<'a>(
+    /// The Services of other tenants whose allow lists hold for `endpoints` of `service`.
+    fn owners_of<'a>(
         &'a self,
         service: &'a ObjectKey,
         endpoints: &'a [SocketAddr],
     ) -> impl Iterator<Item = (SocketAddr, Target, &'a ObjectKey)> {
-        let tenant = (!self.guards.is_empty()).then(|| Tenant::of_namespace(&service.namespace));
+        let tenant = (!self.allow_lists.is_empty()).then(|| Tenant::of_namespace(&service.namespace));
         tenant.into_iter().flat_map(move |tenant| {
             let targets =
                 endpoints.iter().flat_map(|&endpoint| Target::of(endpoint).map(|target| (endpoint, target)));
-            let guards = targets.flat_map(|(endpoint, target)| {
-                let services = self.guards.by_target.get(&target).into_iter().flatten();
-                services.map(move |guard| (endpoint, target, guard))
+            let owners = targets.flat_map(|(endpoint, target)| {
+                let services = self.allow_lists.by_target.get(&target).into_iter().flatten();
+                services.map(move |owner| (endpoint, target, owner))
             });
-            guards.filter(move |(_, _, guard)| {
-                guard.namespace != service.namespace
-                    && (Tenant::of_namespace(&guard.namespace).is_cluster() || !tenant.is_cluster())
+            owners.filter(move |(_, _, owner)| {
+                owner.namespace != service.namespace
+                    && (Tenant::of_namespace(&owner.namespace).is_cluster() || !tenant.is_cluster())
             })
         })
     }
@@ -165,11 +165,11 @@ impl RouteIndex {
     }
 }
 
-fn shared_endpoint(service: &ObjectKey, endpoint: SocketAddr, target: Target, guard: &ObjectKey) -> Problem {
-    let guard = ObjectRef { kind: Kind::Service, key: guard.clone() };
+fn shared_endpoint(service: &ObjectKey, endpoint: SocketAddr, target: Target, owner: &ObjectKey) -> Problem {
+    let owner = ObjectRef { kind: Kind::Service, key: owner.clone() };
     let whose = match target {
-        Target::Endpoint(_) => format!("is one of {guard} too"),
-        Target::NodePort(_) => format!("has the NodePort of {guard}"),
+        Target::Endpoint(_) => format!("is one of {owner} too"),
+        Target::NodePort(_) => format!("has the NodePort of {owner}"),
     };
     Problem {
         severity: Severity::Warning,
