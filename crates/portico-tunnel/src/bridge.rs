@@ -63,8 +63,8 @@ pub struct Bridge<S, M> {
     /// Set only while the socket is not read.
     watch: ErrorWatch<'static>,
     idle: Idle,
-    /// The socket is gone, and the peer has no window for all that it sent.
-    is_leaving: bool,
+    /// Set only while the socket is not read.
+    stalled: Option<Idle>,
     inbound: FromPeer,
     outbound: ToPeer,
     /// Which was the first to end.
@@ -139,7 +139,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             reserved: false,
             watch: ErrorWatch::default(),
             idle: Idle::new(idle),
-            is_leaving: false,
+            stalled: None,
             inbound: FromPeer::Open,
             outbound: ToPeer::Open,
             first: None,
@@ -199,6 +199,9 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             Side::Upstream => self.meter.carried(to_peer, from_peer),
         }
         self.idle.moved();
+        if let Some(stalled) = &mut self.stalled {
+            stalled.moved();
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
@@ -221,8 +224,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         if self.to_peer.poll_reset(cx).is_ready() {
             return Poll::Ready(Outcome::Reset { by: Party::Peer });
         }
-        let idle = self.idle.poll(cx);
-        idle.map(|()| if self.is_leaving { Outcome::Reset { by: Party::Socket } } else { Outcome::Idle })
+        self.idle.poll(cx).map(|()| Outcome::Idle)
     }
 
     /// Ready if others need the memory of what waits.
@@ -251,10 +253,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
                 // Both have ended: closing the socket sends the FIN.
                 ToPeer::Done => FromPeer::Done,
                 ToPeer::Open => match SockRef::from(&*self.socket).shutdown(Shutdown::Write) {
-                    Ok(()) => {
-                        self.watch.stop();
-                        FromPeer::Done
-                    }
+                    Ok(()) => FromPeer::Done,
                     Err(_) => FromPeer::Lost,
                 },
             };
@@ -332,6 +331,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             if all_read {
                 self.unreserve();
                 self.watch.stop();
+                self.stalled = None;
                 return Ok(());
             }
         }
@@ -429,22 +429,11 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             return Err(Party::Socket);
         }
         if self.outbound == ToPeer::Open {
-            let watched = match self.inbound {
-                // Both may have ended their directions, and then a socket hangs up that is there.
-                FromPeer::Done => self.watch.poll(&self.socket, cx),
-                _ if self.is_leaving => return Ok(()),
-                _ => self.watch.poll_gone(&self.socket, cx),
+            return if self.watch.poll(&self.socket, cx).is_ready() || self.has_left(cx) {
+                Err(Party::Socket)
+            } else {
+                Ok(())
             };
-            if watched.is_pending() {
-                return Ok(());
-            }
-            if self.inbound == FromPeer::Done || !self.socket.is_gone() {
-                return Err(Party::Socket);
-            }
-            // What it sent before it left is for the peer, as long as that takes some.
-            self.is_leaving = true;
-            self.idle = Idle::new(Some(LEAVING));
-            return Ok(());
         }
         if self.inbound == FromPeer::Done || self.watch.poll_gone(&self.socket, cx).is_pending() {
             return Ok(());
@@ -457,6 +446,20 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         self.inbound = FromPeer::Done;
         self.waiting = None;
         Ok(())
+    }
+
+    /// Whether the socket is gone, and the peer has taken nothing for long: what it sent before it left is
+    /// for the peer, as long as that takes some. A timer has it looked at, because readiness says no more.
+    fn has_left(&mut self, cx: &mut Context<'_>) -> bool {
+        let stalled = self.stalled.get_or_insert_with(|| Idle::new(Some(LEAVING)));
+        while stalled.poll(cx).is_ready() {
+            // After the peer's end, a socket hangs up that has ended its direction and is there.
+            if self.inbound != FromPeer::Done && self.socket.is_gone() {
+                return true;
+            }
+            *stalled = Idle::new(Some(LEAVING));
+        }
+        false
     }
 
     /// Whether the peer has said all and takes nothing more: its stream was reset without an error.
