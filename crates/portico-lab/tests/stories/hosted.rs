@@ -120,7 +120,17 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
 
     let start = Instant::now();
     let names = operated::HOSTED.map(|(name, _)| name);
-    kubectl.run(&[&["delete", "cluster"], &names[..]].concat()).unwrap();
+    kubectl.run(&[&["delete", "cluster", "--wait=false"], &names[..]].concat()).unwrap();
+    // A pod that is deleted while it starts may use up the minute that it has to end.
+    wait::until("the Clusters to be gone", 2 * SOON, || {
+        let all = kubectl.get(&["clusters"])?;
+        let all = all["items"].as_array().into_iter().flatten();
+        let left: Vec<_> = all.filter_map(|it| it["metadata"]["name"].as_str()).collect();
+        let left: Vec<_> = left.into_iter().filter(|name| names.contains(name)).collect();
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })
+    .unwrap();
     say(format_args!("hosted: the Clusters are gone after {:.1} s", start.elapsed().as_secs_f64()));
     nothing_is_left_but_volumes(seed, client, &names);
 }
