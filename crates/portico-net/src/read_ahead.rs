@@ -97,6 +97,11 @@ impl<S> ReadAhead<S> {
         Self { stream, left: None, limit: Some(Arc::clone(limit)) }
     }
 
+    /// The stream below.
+    pub fn get_ref(&self) -> &S {
+        &self.stream
+    }
+
     /// Hands over what was read, and gives the buffer back after the last byte.
     fn hand_over(&mut self, mut left: Left, buf: &mut ReadBuf<'_>) {
         let taken = left.range.len().min(buf.remaining());

@@ -330,8 +330,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             let all_read = self.read_socket(cx)?;
             if all_read {
                 self.unreserve();
-                self.watch.stop();
-                self.stalled = None;
+                self.unwatch();
                 return Ok(());
             }
         }
@@ -418,8 +417,14 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         self.outbound = ToPeer::Done;
         self.first.get_or_insert(Party::Socket);
         // From now on it is watched for more.
-        self.watch.stop();
+        self.unwatch();
         Ok(())
+    }
+
+    /// Ends what [`poll_watch`](Self::poll_watch) began.
+    fn unwatch(&mut self) {
+        self.watch.stop();
+        self.stalled = None;
     }
 
     /// Sees the reset of a socket that is not read: the peer gives no window, or the FIN came. After the FIN
@@ -472,7 +477,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     /// reset follows.
     async fn deliver_to_socket(&mut self) -> bool {
         self.line.leave();
-        self.watch.stop();
+        self.unwatch();
         let in_order = self.peer_has_closed();
         let deadline = Instant::now() + LINGER;
         let mut timer = pin!(sleep_until(deadline));

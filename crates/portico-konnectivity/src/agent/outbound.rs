@@ -70,7 +70,6 @@ impl Outbound {
         let mut queues = self.queues();
         let cost = cost(&packet);
         if self.held.held() + cost <= CONTROL {
-            // Before it is there: the writer may take it at once.
             self.held.hold(cost);
             queues.control.push_back(packet);
         } else {

@@ -87,6 +87,7 @@ impl Receiver {
                 self.chunk = chunk;
                 continue;
             }
+            // A connection at rest holds no buffer.
             self.ahead = VecDeque::new();
             if self.is_over {
                 return self.poll_end(cx);

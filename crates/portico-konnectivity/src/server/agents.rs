@@ -135,15 +135,18 @@ impl Connection {
     fn take_stream(&self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
         let (head, from_agent) = request.into_parts();
         let number = head.headers.get(DIAL).and_then(|value| value.to_str().ok()?.parse().ok());
-        let waits = number.and_then(|dial| self.backend().as_ref()?.take_dial(DialId(dial)));
+        let waits = number.and_then(|dial| {
+            let backend = self.backend();
+            let backend = backend.as_ref()?;
+            let waits = backend.take_dial(DialId(dial))?;
+            backend.note_seen();
+            Some(waits)
+        });
         let Some(waits) = waits else {
             self.peer.refused.fetch_add(1, Relaxed);
             return respond.send_reset(Reason::CANCEL);
         };
         self.peer.refused.store(0, Relaxed);
-        if let Some(backend) = &*self.backend() {
-            backend.note_seen();
-        }
         let activity = Arc::clone(&self.activity);
         // A stream that nobody waits for any more is reset as it is dropped.
         let _ = waits.send(Ok(Opened::Native(NativeStream { respond, from_agent, activity })));

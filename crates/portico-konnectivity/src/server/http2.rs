@@ -22,7 +22,7 @@ use portico_tunnel::connection::{
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::settings::{CLOSING, MAX_REFUSED, NATIVE_PING};
 use super::unauthenticated::Crowded;
@@ -156,7 +156,11 @@ where
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), interval, wait);
     let mut stop = pin!(stop);
     let mut impatience = pin!(sleep_until(limits.deadline));
-    let (mut patient, mut pings_soon, mut is_ending) = (false, false, false);
+    let mut over = pin!(async {
+        peer.over.notified().await;
+        sleep(CLOSING).await;
+    });
+    let (mut patient, mut pings_soon) = (false, false);
     loop {
         let accepted = poll_fn(|cx| {
             if is_limited && (activity.is_authenticated() || peer.is_known()) {
@@ -174,10 +178,7 @@ where
             biased;
             () = &mut stop => return Ok(()),
             () = peer.evicted(), if !peer.is_known() => return Err(Crowded.into()),
-            () = peer.over.notified(), if !is_ending => {
-                (is_ending, patient) = (true, false);
-                impatience.set(sleep_until(Instant::now() + CLOSING));
-            }
+            () = &mut over => return Ok(()),
             () = peer.becomes_native(), if !pings_soon => {
                 pings_soon = true;
                 keep_alive.set(NATIVE_PING, NATIVE_PING);
@@ -194,9 +195,6 @@ where
             },
             () = keep_alive.silent(activity) => return Err(ConnectionError::Silent),
             () = &mut impatience, if !patient => {
-                if is_ending {
-                    return Ok(());
-                }
                 if !peer.is_known() {
                     return Err(ConnectionError::TooSlow);
                 }

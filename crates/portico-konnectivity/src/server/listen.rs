@@ -166,10 +166,6 @@ async fn frontend_over_tls(
     slot: Slot,
 ) {
     let unauthenticated = Unauthenticated::new(slot);
-    // TLS keeps the socket to itself, and the end of a frontend that is not read shows only there. Fails
-    // without a descriptor; then a reset is seen by the next read or write.
-    let socket =
-        stream.as_fd().try_clone_to_owned().and_then(|socket| TcpStream::from_std(socket.into())).ok();
     let stream = match handshake(stream, &tls, &unauthenticated).await {
         Ok(stream) => stream,
         Err(why) => return shared.refused_frontend(peer, &why),
@@ -178,7 +174,13 @@ async fn frontend_over_tls(
     unauthenticated.limit.lift();
     match mode {
         Mode::Grpc => proxy::serve(shared, stream, unauthenticated.slot).await,
-        Mode::HttpConnect => connect::serve_tls(shared, stream, socket, unauthenticated.slot).await,
+        Mode::HttpConnect => {
+            // TLS keeps the socket to itself, and the end of a frontend that is not read shows only there.
+            // Fails without a descriptor; then a reset is seen by the next read or write.
+            let socket = stream.get_ref().0.get_ref().as_fd().try_clone_to_owned();
+            let socket = socket.and_then(|socket| TcpStream::from_std(socket.into())).ok();
+            connect::serve_tls(shared, stream, socket, unauthenticated.slot).await;
+        }
     }
 }
 

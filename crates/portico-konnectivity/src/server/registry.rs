@@ -200,18 +200,17 @@ impl<C: Candidate> Agents<C> {
         let from = start.checked_rem(count)?;
         let agents = (0..count).map(|offset| &self.0[(from + offset) % count]);
         // The oldest, but for those that drain: the old pod of a node, beside the new one of the same name.
-        let first = |streams: &'_ Vec<Arc<C>>| {
-            streams.iter().find(|stream| !stream.is_draining()).unwrap_or(&streams[0]).clone()
-        };
-        let fit = agents.map(first).filter(|stream| !tried.iter().any(|known| Arc::ptr_eq(known, stream)));
+        let first =
+            agents.map(|streams| streams.iter().find(|stream| !stream.is_draining()).unwrap_or(&streams[0]));
+        let fit = first.filter(|stream| !tried.iter().any(|known| Arc::ptr_eq(known, stream)));
         let mut draining = None;
         for stream in fit {
             if !stream.is_draining() {
-                return Some(stream);
+                return Some(Arc::clone(stream));
             }
             draining.get_or_insert(stream);
         }
-        draining
+        draining.cloned()
     }
 }
 

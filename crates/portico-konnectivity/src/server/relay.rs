@@ -74,9 +74,7 @@ impl AgentReader {
             Self::Native(stream) => stream.read().await,
         }
     }
-}
 
-impl AgentReader {
     /// The same as [`Source::poll_ahead`], of the other direction.
     fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
         match self {

@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) excess: MemoryBudget,
     pub(crate) connections: Connections,
     registry: Mutex<Registry<Backend>>,
-    /// For streams of agents, as many as `max_agents`.
+    /// For connections of agents, as many as `max_agents`.
     agents: Arc<Semaphore>,
     dials: DialIds,
     frontend_ids: AtomicI64,

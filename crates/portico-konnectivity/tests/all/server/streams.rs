@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use portico_konnectivity::server::{FrontendListen, Mode};
-use portico_wire::konnectivity::{DialId, Packet};
+use portico_wire::konnectivity::{ConnectId, DialId, Packet};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -22,10 +22,23 @@ async fn connected(rig: &Rig, agent: &mut Agent) -> (UnixStream, String, Native)
     (frontend, head, stream.unwrap())
 }
 
-async fn is_ended_by_the_frontend(rig: &Rig) {
+/// The same by gRPC.
+async fn connected_by_grpc(rig: &Rig, agent: &mut Agent) -> (Stream, ConnectId, Native) {
+    let mut frontend = rig.proxy().await;
+    frontend.asks("node:9", 5).await;
+    let dial = agent.asked("node:9").await;
+    let stream = agent.opens(dial).await.unwrap();
+    match frontend.packet().await {
+        Packet::DialResponse { dial: DialId(5), result: Ok(connection) } => (frontend, connection, stream),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Waits for the end of the one connection there was.
+async fn is_ended(rig: &Rig, reason: &str) {
     until(|| rig.status.established() == 0).await;
     let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
-    assert_eq!(ends, [("frontend_closed", 1)]);
+    assert_eq!(ends, [(reason, 1)]);
 }
 
 #[tokio::test]
@@ -40,19 +53,14 @@ async fn a_connection_carries_both_ways_and_half_closes() {
     assert!(stream.ends().await);
     stream.to_server.send_data(Bytes::from_static(b"response"), true).unwrap();
     assert_eq!(rest(&mut frontend).await, "response", "after the frontend's end");
-    is_ended_by_the_frontend(&rig).await;
+    is_ended(&rig, "frontend_closed").await;
 }
 
 #[tokio::test]
 async fn a_frontend_by_grpc_has_such_a_stream_too() {
     let rig = Rig::start(Mode::Grpc).await;
-    let (mut agent, mut frontend) = (rig.native_agent("a").await, rig.proxy().await);
-    frontend.asks("node:9", 5).await;
-    let dial = agent.asked("node:9").await;
-    let mut stream = agent.opens(dial).await.unwrap();
-    let Packet::DialResponse { dial: DialId(5), result: Ok(connection) } = frontend.packet().await else {
-        panic!("no connection")
-    };
+    let mut agent = rig.native_agent("a").await;
+    let (mut frontend, connection, mut stream) = connected_by_grpc(&rig, &mut agent).await;
     frontend.data(connection, b"request").await;
     assert_eq!(stream.bytes(7).await, b"request");
     stream.to_server.send_data(Bytes::from_static(b"response"), false).unwrap();
@@ -73,7 +81,7 @@ async fn a_frontend_that_is_gone_ends_the_stream_of_an_endpoint_that_stays() {
     assert_eq!(stream.bytes(7).await, b"request", "what was sent before is whole");
     assert!(stream.ends().await);
     assert_eq!(stream.reset().await, h2::Reason::NO_ERROR);
-    is_ended_by_the_frontend(&rig).await;
+    is_ended(&rig, "frontend_closed").await;
 }
 
 #[tokio::test]
@@ -89,7 +97,7 @@ async fn a_frontend_that_half_closes_and_goes_later_ends_the_stream_of_a_silent_
     assert_eq!(rig.status.established(), 1);
     drop(frontend);
     assert_eq!(stream.reset().await, h2::Reason::NO_ERROR);
-    is_ended_by_the_frontend(&rig).await;
+    is_ended(&rig, "frontend_closed").await;
 }
 
 #[tokio::test]
@@ -158,29 +166,23 @@ async fn is_stuck(rig: &Rig) {
     until(|| rig.status.connections()[0].up >= AGENT_WINDOW).await;
 }
 
-async fn is_lost(rig: &Rig) {
-    until(|| rig.status.established() == 0).await;
-    let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
-    assert_eq!(ends, [("frontend_lost", 1)]);
+/// The same by gRPC.
+fn uploads_by_grpc(mut to: Stream, connection: ConnectId) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        while to.try_send(Packet::Data { connection, payload: vec![1; 60_000].into() }).await {}
+    })
 }
 
 #[tokio::test]
 async fn a_frontend_by_grpc_that_leaves_while_its_endpoint_takes_nothing_ends_the_stream() {
     let rig = Rig::start(Mode::Grpc).await;
-    let (mut agent, mut frontend) = (rig.native_agent("a").await, rig.proxy().await);
-    frontend.asks("node:9", 5).await;
-    let dial = agent.asked("node:9").await;
-    let mut stream = agent.opens(dial).await.unwrap();
-    let Packet::DialResponse { result: Ok(connection), .. } = frontend.packet().await else {
-        panic!("no connection")
-    };
-    let sends = tokio::spawn(async move {
-        while frontend.try_send(Packet::Data { connection, payload: vec![1; 60_000].into() }).await {}
-    });
+    let mut agent = rig.native_agent("a").await;
+    let (frontend, connection, mut stream) = connected_by_grpc(&rig, &mut agent).await;
+    let sends = uploads_by_grpc(frontend, connection);
     until(|| rig.status.counters().full_frontends.load(Relaxed) == 1).await;
     sends.abort();
     assert_eq!(stream.reset().await, h2::Reason::CANCEL);
-    is_lost(&rig).await;
+    is_ended(&rig, "frontend_lost").await;
 }
 
 #[tokio::test]
@@ -197,7 +199,7 @@ async fn a_frontend_under_tls_that_resets_while_its_endpoint_takes_nothing_ends_
     is_stuck(&rig).await;
     sends.abort();
     assert_eq!(stream.reset().await, h2::Reason::CANCEL);
-    is_lost(&rig).await;
+    is_ended(&rig, "frontend_lost").await;
 }
 
 #[tokio::test]
@@ -211,7 +213,7 @@ async fn a_frontend_that_is_gone_ends_the_stream_of_an_endpoint_that_takes_nothi
     assert_eq!(rig.status.established(), 1, "it may be busy");
     tokio::time::pause();
     stream.reset().await;
-    is_lost(&rig).await;
+    is_ended(&rig, "frontend_lost").await;
 }
 
 #[tokio::test]
@@ -220,12 +222,8 @@ async fn what_frontends_do_not_read_of_streams_is_counted_and_one_of_them_goes_w
     let rig = Rig::with(Mode::Grpc, |settings| settings.memory = MEMORY).await;
     let mut agent = rig.native_agent("a").await;
     let mut stuck = Vec::new();
-    for number in 1..=4 {
-        let mut frontend = rig.proxy().await;
-        frontend.asks("node:9", number).await;
-        let dial = agent.asked("node:9").await;
-        let mut stream = agent.opens(dial).await.unwrap();
-        frontend.packet().await;
+    for _ in 0..4 {
+        let (frontend, _, mut stream) = connected_by_grpc(&rig, &mut agent).await;
         stream.to_server.send_data(vec![1; ENDLESS].into(), false).unwrap();
         stuck.push((frontend, stream));
     }
@@ -238,16 +236,9 @@ async fn what_frontends_do_not_read_of_streams_is_counted_and_one_of_them_goes_w
 #[tokio::test]
 async fn what_an_endpoint_does_not_take_from_a_frontend_by_grpc_is_counted() {
     let rig = Rig::start(Mode::Grpc).await;
-    let (mut agent, mut frontend) = (rig.native_agent("a").await, rig.proxy().await);
-    frontend.asks("node:9", 5).await;
-    let dial = agent.asked("node:9").await;
-    let _stream = agent.opens(dial).await.unwrap();
-    let Packet::DialResponse { result: Ok(connection), .. } = frontend.packet().await else {
-        panic!("no connection")
-    };
-    let sends = tokio::spawn(async move {
-        while frontend.try_send(Packet::Data { connection, payload: vec![1; 60_000].into() }).await {}
-    });
+    let mut agent = rig.native_agent("a").await;
+    let (frontend, connection, _stream) = connected_by_grpc(&rig, &mut agent).await;
+    let sends = uploads_by_grpc(frontend, connection);
     until(|| rig.status.memory().0 > 150_000).await;
     sends.abort();
     until(|| rig.status.memory().0 == 0).await;
