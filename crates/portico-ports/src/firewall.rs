@@ -14,8 +14,10 @@ mod policy;
 mod rules;
 mod terraform;
 mod ticket;
+mod writing;
 
 pub use rules::{Direction, Missing, Rule, Ruleset, rules};
+pub use writing::{Writing, Written};
 
 /// For whom rules are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,26 +44,6 @@ pub enum Target {
     Ticket,
 }
 
-/// What a writer must know besides the rules.
-#[derive(Debug, Clone)]
-pub struct Writing<'a> {
-    /// What is not allowed is refused.
-    pub default_deny: bool,
-    /// Labels of the pods, or nodes, that policies are for.
-    pub selector: &'a [(String, String)],
-    /// The namespace of policies.
-    pub namespace: &'a str,
-}
-
-/// Rules in a language, and what its reader must be told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
-    /// The rules.
-    pub text: String,
-    /// What they cannot say, or say by nature although nobody asked.
-    pub notes: Vec<String>,
-}
-
 impl Target {
     /// Writes `rules`.
     pub fn write(self, rules: &Ruleset, writing: &Writing<'_>) -> Written {
@@ -78,23 +60,6 @@ impl Target {
             Self::Ticket => ticket::write(rules, writing),
         }
     }
-}
-
-/// Rules of a host do not see what it forwards.
-fn forwarded(writing: &Writing<'_>) -> Vec<String> {
-    if !writing.default_deny {
-        return Vec::new();
-    }
-    vec![
-        "traffic of pods is forwarded, and is not judged by these rules. What the model does not have (SSH, \
-         time, package sources) is refused: docs/firewall-team.md says where to allow it"
-            .to_owned(),
-    ]
-}
-
-/// JSON as people read it, with a line end.
-fn json(value: &serde_json::Value) -> String {
-    format!("{value:#}\n")
 }
 
 #[cfg(test)]

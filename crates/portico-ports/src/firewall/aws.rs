@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written, json_text};
 use crate::model::Protocol;
 
 /// Rules a security group may have in each direction and family, unless the quota was raised.
@@ -35,7 +36,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         },
         "Outputs": {"SecurityGroupId": {"Value": {"Fn::GetAtt": ["SecurityGroup", "GroupId"]}}},
     });
-    Written { text: super::json(&template), notes }
+    Written { text: json_text(&template), notes }
 }
 
 pub(super) fn quota(entries: usize) -> Vec<String> {

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written, json_text};
 use crate::model::Protocol;
 use crate::port_set::text;
 
@@ -52,7 +53,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
             "properties": {"securityRules": entries},
         }],
     });
-    Written { text: super::json(&template), notes }
+    Written { text: json_text(&template), notes }
 }
 
 fn entry(rule: &Rule, priority: usize) -> Value {

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written, json_text};
 use crate::model::Protocol;
 use crate::port_set::text;
 
@@ -31,7 +32,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         );
     }
     notes.push("the network is `default`: write the name of yours".to_owned());
-    Written { text: super::json(&Value::Array(resources)), notes }
+    Written { text: json_text(&Value::Array(resources)), notes }
 }
 
 fn resource(rule: &Rule, role: &str) -> Value {

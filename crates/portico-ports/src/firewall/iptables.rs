@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written, forwarded};
 use crate::model::Protocol;
 
 /// Most ports that the module multiport takes; a range counts twice.
@@ -43,7 +44,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         let _ = writeln!(out, "  \"$program\" -w -C {jump} 2>/dev/null || \"$program\" -w -I {jump}");
     }
     out.push_str("done\n");
-    Written { text: out, notes: super::forwarded(writing) }
+    Written { text: out, notes: forwarded(writing) }
 }
 
 /// The roles in the name of a chain, which has 28 letters at most: of many roles the first.

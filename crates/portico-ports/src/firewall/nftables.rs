@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written, forwarded};
 use crate::model::Protocol;
 use crate::port_set::text;
 
@@ -41,7 +42,7 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         out.push_str("  }\n");
     }
     out.push_str("}\n");
-    Written { text: out, notes: super::forwarded(writing) }
+    Written { text: out, notes: forwarded(writing) }
 }
 
 fn line(rule: &Rule) -> String {

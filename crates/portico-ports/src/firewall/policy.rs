@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written};
 use crate::model::Protocol;
 
 /// The role whose machines are pods: the gateway or nodeport-proxy in the seed.

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::aws::{description, protocol, quota};
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written};
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     let name = rules.name().replace('-', "_");

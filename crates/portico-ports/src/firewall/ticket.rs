@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Direction, Rule, Ruleset, Writing, Written};
+use super::rules::{Direction, Rule, Ruleset};
+use super::writing::{Writing, Written};
 use crate::model::Protocol;
 use crate::port_set::text;
 
