@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use portico_api::port_range::PortRange;
 use serde::Serialize;
 
-use super::{InForce, Packet, Step, number};
+use super::chains::{InForce, Packet, Step, number};
 use crate::firewall::{Direction, Rule, Ruleset};
 use crate::model::Protocol;
 use crate::port_set::{PortSet, text};

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use portico_api::port_range::PortRange;
 use serde_json::Value;
 
-use super::{Action, Hook, InForce, Step, protocol_number};
+use super::chains::{Action, Hook, InForce, Step, protocol_number};
 use crate::firewall::Direction;
 use crate::port_set::PortSet;
 
