@@ -6,6 +6,7 @@
 //! asks, only what it was told to. Everything is bounded: [`Bounds`].
 
 mod raw;
+mod shared;
 mod tcp;
 mod udp;
 
@@ -13,8 +14,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 use ipnet::IpNet;
 use tokio::sync::Semaphore;
@@ -23,6 +22,9 @@ use tokio::task::JoinSet;
 use crate::bucket::Bucket;
 use crate::check::Limits;
 use crate::transport::Transport;
+
+use self::shared::Shared;
+pub use self::shared::{Bounds, Counts};
 
 /// What a responder does.
 #[derive(Debug, Clone, Default)]
@@ -37,23 +39,6 @@ pub struct Settings {
     pub may_try: BTreeSet<Transport>,
     /// Limits of what is tried.
     pub limits: Limits,
-}
-
-/// What a responder spends at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
-    /// Connections at a time; more are closed at once. A full mesh of a thousand machines opens some dozens.
-    pub connections: usize,
-    /// How long a connection may last.
-    pub connection: Duration,
-    /// Datagrams that are answered each second; more are dropped.
-    pub datagrams_per_second: u32,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self { connections: 256, connection: Duration::from_secs(15), datagrams_per_second: 2000 }
-    }
 }
 
 /// How one transport is answered on one address.
@@ -72,17 +57,6 @@ pub enum Opened {
     },
 }
 
-/// What a responder has counted since its start.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Connections and datagrams of peers.
-    pub answered: AtomicU64,
-    /// Connections and datagrams of others, which get no answer.
-    pub strangers: AtomicU64,
-    /// Connections and datagrams above the bounds.
-    pub over_bounds: AtomicU64,
-}
-
 /// Sockets that are open, and answered once [`Responder::serve`] is called.
 #[derive(Debug)]
 pub struct Responder {
@@ -91,19 +65,6 @@ pub struct Responder {
     tcp: Vec<tokio::net::TcpListener>,
     udp: Vec<tokio::net::UdpSocket>,
     raw: Vec<raw::RawSocket>,
-}
-
-/// What all sockets of a responder share.
-#[derive(Debug)]
-struct Shared {
-    peers: Vec<IpNet>,
-    may_try: BTreeSet<Transport>,
-    silent: BTreeSet<Transport>,
-    limits: Limits,
-    bounds: Bounds,
-    connections: Arc<Semaphore>,
-    datagrams: Bucket,
-    counts: Arc<Counts>,
 }
 
 impl Responder {
@@ -231,32 +192,5 @@ impl Sockets {
     fn note(&mut self, address: IpAddr, transport: Transport, opened: io::Result<Opened>) {
         let opened = opened.unwrap_or_else(|error| Opened::Silent { why: error.to_string().into() });
         self.opened.push((address, transport, opened));
-    }
-}
-
-impl Shared {
-    /// Whether a datagram of this sender is answered. Counts it.
-    fn admits_datagram(&self, from: IpAddr) -> bool {
-        if !self.knows(from) {
-            return false;
-        }
-        let is_within = self.datagrams.take();
-        let counter = if is_within { &self.counts.answered } else { &self.counts.over_bounds };
-        counter.fetch_add(1, Relaxed);
-        is_within
-    }
-
-    /// Whether it is a peer. Counts strangers.
-    fn knows(&self, from: IpAddr) -> bool {
-        let from = from.to_canonical();
-        let is_peer = self.peers.iter().any(|network| network.contains(&from));
-        if !is_peer && self.counts.strangers.fetch_add(1, Relaxed).is_power_of_two() {
-            tracing::warn!(
-                src.addr = %from,
-                "not answered: no machine of the inventory has this address; an address translation on the \
-                 way looks like this, too"
-            );
-        }
-        is_peer
     }
 }

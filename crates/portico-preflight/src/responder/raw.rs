@@ -12,7 +12,8 @@ use std::sync::Arc;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use super::{Shared, udp};
+use super::shared::Shared;
+use super::udp;
 use crate::ip::{self, Headers, Udp};
 
 /// The largest packet of IP.

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
-use super::Shared;
+use super::shared::Shared;
 use crate::check::{datagram, tcp, unix_millis};
 use crate::probe::{Banner, LONGEST_LINE, Line, parse_back};
 use crate::seen::Seen;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use socket2::{Domain, Socket, Type};
 use tokio::net::UdpSocket;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::probe::Probe;
 
 /// The largest request.
