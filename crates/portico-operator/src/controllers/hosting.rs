@@ -8,42 +8,33 @@
 //! The namespace is made by the exposure controller, and deleted here: a finalizer keeps the Cluster until
 //! nothing of its control plane is left.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
-use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Client;
 use kube::runtime::controller::Action;
 use portico_api::annotations::{LAYOUT, MAX_HOSTED};
 use portico_api::cluster::Cluster;
 use portico_expose::resolve::seed_of;
 use portico_hosting::quota;
-use portico_kube::events::Events;
-use portico_kube::leader::Leads;
-use portico_pki::KeyKind;
 use portico_source::Object;
 use portico_source::served::Served;
-use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
-use crate::above::Above;
-use crate::cache::Cache;
-use crate::clusters::{ClusterWatch, LastWritten};
+use crate::clusters::LastWritten;
 use crate::condition::State;
-use crate::controllers::exposed::{Written, follow_written};
+use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
-use crate::kkp::{Kkp, KkpWatch};
+use crate::kkp::Kkp;
 use crate::manager::Manager;
 use crate::slot::WriteError;
-use crate::status::StatusHandle;
 use crate::tally::Tally;
 
 mod alarms;
+mod context;
 mod deletion;
 mod health;
 mod kinds;
@@ -53,7 +44,8 @@ mod reports;
 mod secrets;
 
 use alarms::Alarms;
-use kinds::{Kind, Shared};
+pub use context::HostingSettings;
+use context::{Context, INVALID};
 use relists::Relists;
 
 /// The first pause after a failed pass; doubled with every further one.
@@ -68,54 +60,12 @@ const PERIOD: Duration = Duration::from_hours(12);
 /// How often a Cluster beyond the quota looks whether there is room, which costs no request.
 const ROOM_PERIOD: Duration = Duration::from_secs(5);
 
-/// The reason of a Cluster that cannot be hosted as it is written.
-const INVALID: &str = "InvalidConfiguration";
-
 /// Clusters that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
 /// the others up.
 const CONCURRENCY: u16 = 32;
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-hosting";
-
-/// What the controller does, on Events.
-const ACTION: &str = "KeepControlPlane";
-
-/// What the controller is to do.
-#[derive(Debug, Clone)]
-pub struct HostingSettings {
-    /// What holds for all control planes.
-    pub plan: portico_hosting::Settings,
-    /// The namespace of Portico, where credentials of registries are.
-    pub namespace: String,
-    /// The kind of keys that are made.
-    pub keys: KeyKind,
-    /// What time it is.
-    pub clock: fn() -> Timestamp,
-    /// Time between two questions of members of etcd whether they have an alarm.
-    pub alarm_period: Duration,
-    /// How long the namespace of a Cluster that is deleted may take to go before what is left is named.
-    pub deletion_patience: SignedDuration,
-}
-
-/// Everything that a reconciliation needs.
-struct Context {
-    client: Client,
-    settings: HostingSettings,
-    clusters: ClusterWatch,
-    exposed: Arc<Cache<Written>>,
-    kinds: Vec<Box<dyn Kind>>,
-    pods: Arc<Cache<Pod>>,
-    alarms: Alarms,
-    kkp: KkpWatch,
-    above: Above,
-    leads: channel::Receiver<Leads>,
-    events: Events,
-    status: StatusHandle,
-    tally: Tally,
-    backoffs: Mutex<BTreeMap<String, Shared>>,
-    written: LastWritten,
-}
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
@@ -332,60 +282,10 @@ impl Context {
         Ok(None)
     }
 
-    /// Whether this replica writes, and everything is known that decides what.
-    fn is_ready(&self) -> bool {
-        self.leads.borrow().now() && self.is_known()
-    }
-
-    fn is_known(&self) -> bool {
-        let known = [
-            self.above.seeds.is_known(),
-            self.above.configurations.is_known(),
-            self.exposed.is_known(),
-            self.pods.is_known(),
-        ];
-        known.into_iter().all(|known| known) && self.kinds.iter().all(|kind| kind.is_known())
-    }
-
-    /// Ends a pass that another replica does by now.
-    fn lead(&self) -> Result<(), WriteError> {
-        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
-    }
-
-    fn kind(&self, name: &str) -> Option<&dyn Kind> {
-        self.kinds.iter().find(|kind| kind.name() == name).map(|kind| &**kind)
-    }
-
-    /// The names of Portico's objects of a kind in a namespace.
-    fn ours_in(&self, kind: &str, namespace: &str) -> Vec<String> {
-        self.kind(kind).map(|kind| kind.ours_in(namespace)).unwrap_or_default()
-    }
-
     fn retry(&self, cluster: &Served<Cluster>) -> Action {
         let name = &*cluster.reference.key.name;
         let failures =
             self.status.control_planes(|planes| planes.reports.get(name).map_or(1, |report| report.failures));
         Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
-    }
-
-    /// Drops what is recorded about Clusters that are gone.
-    fn forget_gone(&self) {
-        self.status.control_planes(|planes| planes.reports.retain(|name, _| self.clusters.exists(name)));
-        self.all_backoffs().retain(|name, _| self.clusters.exists(name));
-        self.alarms.retain(|name| self.clusters.exists(name));
-        self.written.forget();
-    }
-
-    fn forget(&self, name: &str) {
-        self.status.control_planes(|planes| planes.reports.remove(name));
-        self.all_backoffs().remove(name);
-    }
-
-    fn backoffs(&self, cluster: &str) -> Shared {
-        Arc::clone(self.all_backoffs().entry(cluster.to_owned()).or_default())
-    }
-
-    fn all_backoffs(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
-        self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

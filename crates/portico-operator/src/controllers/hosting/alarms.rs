@@ -17,7 +17,7 @@ use portico_source::Object;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use super::Context;
+use super::context::Context;
 use crate::ask;
 use crate::clusters::Work;
 use crate::condition::State;

@@ -17,7 +17,7 @@ use portico_source::served::Served;
 use serde_json::{Value, json};
 use tracing::debug;
 
-use super::Context;
+use super::context::Context;
 use crate::cache::api;
 use crate::clock::ahead;
 use crate::condition::State;

@@ -26,10 +26,10 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::alarms::Alarm;
+use super::context::{ACTION, Context, INVALID};
 use super::health::{self, Component, Health};
 use super::kinds::Shared;
 use super::secrets::Reviewed;
-use super::{ACTION, Context, INVALID};
 use crate::above::SeveralConfigurations;
 use crate::cache::api;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};

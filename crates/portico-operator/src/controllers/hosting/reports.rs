@@ -9,8 +9,8 @@ use portico_source::served::Served;
 use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
+use super::context::{ACTION, Context};
 use super::health::{self, Health};
-use super::{ACTION, Context};
 use crate::condition::{State, condition};
 use crate::controllers::exposed::reference;
 use crate::slot::WriteError;

@@ -24,8 +24,8 @@ use portico_kube::watch::signs;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
 
+use super::context::{ACTION, Context};
 use super::relists::Relists;
-use super::{ACTION, Context};
 use crate::cache::api;
 use crate::clock::{ahead, judged};
 use crate::clusters::Work;

@@ -1,0 +1,118 @@
+//! What a reconciliation of a control plane needs and knows.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use portico_kube::events::Events;
+use portico_kube::leader::Leads;
+use portico_pki::KeyKind;
+use tokio::sync::watch as channel;
+
+use super::alarms::Alarms;
+use super::kinds::{Kind, Shared};
+use crate::above::Above;
+use crate::cache::Cache;
+use crate::clusters::{ClusterWatch, LastWritten};
+use crate::controllers::exposed::Written;
+use crate::kkp::KkpWatch;
+use crate::slot::WriteError;
+use crate::status::StatusHandle;
+use crate::tally::Tally;
+
+/// The reason of a Cluster that cannot be hosted as it is written.
+pub(super) const INVALID: &str = "InvalidConfiguration";
+
+/// What the controller does, on Events.
+pub(super) const ACTION: &str = "KeepControlPlane";
+
+/// What the controller is to do.
+#[derive(Debug, Clone)]
+pub struct HostingSettings {
+    /// What holds for all control planes.
+    pub plan: portico_hosting::Settings,
+    /// The namespace of Portico, where credentials of registries are.
+    pub namespace: String,
+    /// The kind of keys that are made.
+    pub keys: KeyKind,
+    /// What time it is.
+    pub clock: fn() -> Timestamp,
+    /// Time between two questions of members of etcd whether they have an alarm.
+    pub alarm_period: Duration,
+    /// How long the namespace of a Cluster that is deleted may take to go before what is left is named.
+    pub deletion_patience: SignedDuration,
+}
+
+/// Everything that a reconciliation needs.
+pub(super) struct Context {
+    pub(super) client: Client,
+    pub(super) settings: HostingSettings,
+    pub(super) clusters: ClusterWatch,
+    pub(super) exposed: Arc<Cache<Written>>,
+    pub(super) kinds: Vec<Box<dyn Kind>>,
+    pub(super) pods: Arc<Cache<Pod>>,
+    pub(super) alarms: Alarms,
+    pub(super) kkp: KkpWatch,
+    pub(super) above: Above,
+    pub(super) leads: channel::Receiver<Leads>,
+    pub(super) events: Events,
+    pub(super) status: StatusHandle,
+    pub(super) tally: Tally,
+    pub(super) backoffs: Mutex<BTreeMap<String, Shared>>,
+    pub(super) written: LastWritten,
+}
+
+impl Context {
+    /// Whether this replica writes, and everything is known that decides what.
+    pub(super) fn is_ready(&self) -> bool {
+        self.leads.borrow().now() && self.is_known()
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        let known = [
+            self.above.seeds.is_known(),
+            self.above.configurations.is_known(),
+            self.exposed.is_known(),
+            self.pods.is_known(),
+        ];
+        known.into_iter().all(|known| known) && self.kinds.iter().all(|kind| kind.is_known())
+    }
+
+    /// Ends a pass that another replica does by now.
+    pub(super) fn lead(&self) -> Result<(), WriteError> {
+        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
+    }
+
+    pub(super) fn kind(&self, name: &str) -> Option<&dyn Kind> {
+        self.kinds.iter().find(|kind| kind.name() == name).map(|kind| &**kind)
+    }
+
+    /// The names of Portico's objects of a kind in a namespace.
+    pub(super) fn ours_in(&self, kind: &str, namespace: &str) -> Vec<String> {
+        self.kind(kind).map(|kind| kind.ours_in(namespace)).unwrap_or_default()
+    }
+
+    /// Drops what is recorded about Clusters that are gone.
+    pub(super) fn forget_gone(&self) {
+        self.status.control_planes(|planes| planes.reports.retain(|name, _| self.clusters.exists(name)));
+        self.all_backoffs().retain(|name, _| self.clusters.exists(name));
+        self.alarms.retain(|name| self.clusters.exists(name));
+        self.written.forget();
+    }
+
+    pub(super) fn forget(&self, name: &str) {
+        self.status.control_planes(|planes| planes.reports.remove(name));
+        self.all_backoffs().remove(name);
+    }
+
+    pub(super) fn backoffs(&self, cluster: &str) -> Shared {
+        Arc::clone(self.all_backoffs().entry(cluster.to_owned()).or_default())
+    }
+
+    pub(super) fn all_backoffs(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
+        self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
