@@ -22,9 +22,10 @@ use portico_konnectivity::agent::{CountSource, Destination, Leases, Policy, Sett
 use portico_net::MemoryBudget;
 use portico_wire::konnectivity::Identifiers;
 
+use super::flag_values::{OptionalFile, buffer, listen, switch};
 use super::klog::KlogFlags;
 use super::needless::NeedlessFlags;
-use super::{OptionalFile, buffer, listen, switch, uuid};
+use super::uuid::uuid;
 use crate::args::{duration, positive_duration, size};
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;

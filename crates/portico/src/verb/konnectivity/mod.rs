@@ -1,27 +1,21 @@
 //! `portico konnectivity`: the way back from an API server to the nodes, with the flags of the upstream
 //! programs.
 //!
-//! Here is what both halves share: the forms of Go's flags, flags without effect ([`klog`], [`needless`]),
-//! addresses to listen on, names made up. What moves bytes is in `portico-konnectivity`.
+//! Both halves share the forms of values ([`flag_values`]), flags without effect ([`klog`], [`needless`]) and
+//! names made up ([`uuid`]). What moves bytes is in `portico-konnectivity`.
 
 mod agent;
+mod flag_values;
 mod klog;
 mod needless;
 mod requests;
 mod server;
 #[cfg(test)]
 mod upstream_flags;
-
-use std::convert::Infallible;
-use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
-use std::str::FromStr;
-use std::time::Duration;
+mod uuid;
 
 use clap::Subcommand;
 
-use crate::args::{bytes, duration};
 use crate::daemon::Daemon;
 use crate::outcome::Outcome;
 
@@ -82,89 +76,5 @@ pub(super) async fn serve(verb: &Verb, daemon: Daemon) -> anyhow::Result<()> {
     match verb {
         Verb::Agent(flags) => agent::control::run(flags, daemon).await,
         Verb::Server(flags) => server::control::run(flags, daemon).await,
-    }
-}
-
-/// A switch in the forms of Go: `--flag`, `--flag=true`, `--flag=f`.
-fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("give true or false".to_owned()),
-    }
-}
-
-/// A duration in the forms of Go, in which zero needs no unit.
-fn time(text: &str) -> Result<Duration, String> {
-    if text == "0" { Ok(Duration::ZERO) } else { duration(text) }
-}
-
-/// A name for a process that was given none: a random UUID (RFC 9562 section 5.4).
-fn uuid() -> String {
-    // The standard library seeds each state anew by the system's random numbers.
-    let random = || RandomState::new().hash_one("portico");
-    let (high, low) = (random() & !0xf000 | 0x4000, random() & !(0b11 << 62) | (1 << 63));
-    let text = format!("{high:016x}{low:016x}");
-    format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
-}
-
-/// Where to listen for `host`, which may be empty for all addresses.
-fn listen(host: &str, port: u16) -> Result<SocketAddr, String> {
-    let ip = match host {
-        // Both families, where the system has IPv6.
-        "" if std::net::UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok() => Ipv6Addr::UNSPECIFIED.into(),
-        "" => Ipv4Addr::UNSPECIFIED.into(),
-        "localhost" => Ipv4Addr::LOCALHOST.into(),
-        host => host.parse::<IpAddr>().map_err(|_| format!("{host:?} is no IP address to listen on"))?,
-    };
-    Ok(SocketAddr::new(ip, port))
-}
-
-/// A file, or none where the text is empty: manifests pass such flags.
-#[derive(Debug, Clone)]
-struct OptionalFile(Option<PathBuf>);
-
-impl FromStr for OptionalFile {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self((!text.is_empty()).then(|| text.into())))
-    }
-}
-
-/// A size of one connection.
-fn buffer(text: &str) -> Result<usize, String> {
-    const LEAST: usize = 64 << 10;
-    bytes(text)
-        .filter(|bytes| (LEAST..=1 << 30).contains(bytes))
-        .ok_or_else(|| "give a size such as 1Mi, 64Ki to 1024Mi".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_switch_has_the_forms_of_go() {
-        assert_eq!(switch("T"), Ok(true));
-        assert_eq!(switch("false"), Ok(false));
-        assert!(switch("yes").is_err());
-    }
-
-    #[test]
-    fn a_made_up_name_is_a_uuid_and_another_one_each_time() {
-        let one = uuid();
-        let lengths: Vec<usize> = one.split('-').map(str::len).collect();
-        assert_eq!(lengths, [8, 4, 4, 4, 12]);
-        assert!(one.as_bytes()[14] == b'4' && b"89ab".contains(&one.as_bytes()[19]), "{one}");
-        assert_ne!(one, uuid());
-    }
-
-    #[test]
-    fn an_empty_host_is_every_address() {
-        assert!(listen("", 8093).unwrap().ip().is_unspecified());
-        assert_eq!(listen("127.0.0.1", 1).unwrap().to_string(), "127.0.0.1:1");
-        assert_eq!(listen("::1", 1).unwrap().to_string(), "[::1]:1");
-        assert!(listen("example.com", 1).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::switch;
+use super::flag_values::switch;
 
 /// What either upstream program takes.
 #[derive(Debug, Args)]

@@ -21,7 +21,8 @@ use rustls::version::{TLS12, TLS13};
 
 pub(crate) use self::flags::Flags;
 use self::flags::{FrontendFlags, HealthFlags, IgnoredFlags, LeaseFlags, ModeFlag, TokenFlags};
-use super::{listen, uuid};
+use super::flag_values::listen;
+use super::uuid::uuid;
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
 

@@ -5,7 +5,8 @@ use std::process::Command;
 use clap::{Arg, Subcommand};
 use portico_lab::programs;
 
-use super::{Verb, time};
+use super::Verb;
+use super::flag_values::time;
 
 /// A flag of upstream's.
 struct Flag {

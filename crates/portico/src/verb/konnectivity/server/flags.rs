@@ -7,9 +7,9 @@ use clap::{ArgAction, Args, ValueEnum};
 use portico_konnectivity::server::{Binding, Strategy};
 
 use crate::args::size;
+use crate::verb::konnectivity::flag_values::{OptionalFile, buffer, switch, time};
 use crate::verb::konnectivity::klog::KlogFlags;
 use crate::verb::konnectivity::needless::NeedlessFlags;
-use crate::verb::konnectivity::{OptionalFile, buffer, switch, time};
 
 /// `portico konnectivity server`.
 #[derive(Debug, Args)]
