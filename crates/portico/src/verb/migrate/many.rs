@@ -21,9 +21,10 @@ use portico_reach::doors::is_of;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::flags::{Flags, LONG, connect};
+use super::order::{why_not, write_order};
 use super::site::Site;
 use super::wait::{Reported, SETTLED, SILENCE, Seen, line, waits_for_people};
-use super::{Flags, LONG, connect, why_not, write_order};
 use crate::outcome::{Outcome, print};
 
 /// How often the seed is asked: each look lists all that are selected.

@@ -28,7 +28,8 @@ use portico_source::{Object, list_objects};
 use portico_sync::ReadAs;
 use serde_json::Value;
 
-use super::{Flags, no_cluster};
+use super::cluster::no_cluster;
+use super::flags::Flags;
 use crate::offline;
 
 /// The Deployment of KKP whose presence says that its controllers keep the clusters of this seed; its pods

@@ -13,7 +13,7 @@ use portico_kube::text::one_line;
 use portico_reach::doors::record;
 use tokio::time::{Instant, sleep_until};
 
-use super::{no_cluster, read_cluster};
+use super::cluster::{no_cluster, read_cluster};
 use crate::outcome::{Outcome, print};
 
 /// How often the seed is asked. A state lasts seconds at least: each waits for something on the network.
