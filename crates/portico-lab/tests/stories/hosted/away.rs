@@ -7,7 +7,7 @@ use portico_lab::{Node, long_form, operated, say, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{CLUSTER_INFO, Hosted, STARTING, WAY_IN};
+use super::cluster::{CLUSTER_INFO, Hosted, STARTING, WAY_IN};
 
 /// How long it is away.
 fn away() -> Duration {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use portico_lab::{Host, Image, Kubectl, Seed, operated, programs, say, volumes, wait};
 use serde_json::{Value, json};
 
-use super::{Hosted, STARTING};
+use super::cluster::{Hosted, STARTING};
 use crate::support::SOON;
 
 /// Clusters that are made one after the other.

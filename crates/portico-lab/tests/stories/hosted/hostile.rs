@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use portico_lab::{Host, Node, Process, operated, programs, say, wait};
 use serde_json::{Value, json};
 
-use super::{CLUSTER_INFO, Hosted, STARTING};
+use super::cluster::{CLUSTER_INFO, Hosted, STARTING};
 use crate::support::SOON;
 
 /// The group of the API that leads to the seed.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use portico_lab::{Authority, Image, Kubectl, Node, operated, say, wait};
 use serde_json::{Value, json};
 
-use super::{API_SERVERS, Hosted, STARTING};
+use super::cluster::{API_SERVERS, Hosted, STARTING};
 use crate::konnectivity::{metrics_server, uses};
 use crate::support::SOON;
 

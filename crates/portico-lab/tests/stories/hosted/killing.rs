@@ -10,7 +10,7 @@ use anyhow::Result;
 use portico_lab::{Seed, say};
 use rustix::process::{Signal, kill_process};
 
-use super::STARTING;
+use super::cluster::STARTING;
 
 /// All states of a migration.
 pub(super) const STATES: [&str; 6] = ["Opening", "Proving", "Moving", "MovingNodes", "Quieting", "Closing"];

@@ -11,9 +11,9 @@ use anyhow::{Context, Result, ensure};
 use portico_lab::{Authority, Kubectl, Node, Process, programs, say, wait};
 
 use super::away::in_short;
+use super::cluster::{Hosted, STARTING};
 use super::killing::{Killing, STATES};
 use super::load::{Load, Sessions};
-use super::{Hosted, STARTING};
 use crate::konnectivity::uses;
 use crate::support::{Knocking, SOON, Watch, Way, beat_all, given};
 use crate::tunnel::client::{self, Client};

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use portico_lab::{Image, Lab, Node, Seed, operated, say, volumes, wait};
 
+use super::cluster::{Hosted, STARTING};
 use super::killing::{Killing, STATES};
 use super::load::Load;
 use super::migrated::{DIRECTIONS, InForce, Migration};
-use super::{Hosted, STARTING, apply, joined, made};
+use super::{apply, joined, made};
 use crate::support::{Knocking, SOON, given};
 
 /// The cluster that migrates, and two without machines beside it.

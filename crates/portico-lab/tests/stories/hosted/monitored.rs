@@ -8,7 +8,7 @@ use portico_hosting::versions::Versions;
 use portico_lab::{Image, Seed, programs, say, wait};
 use serde_json::Value;
 
-use super::{API_SERVERS, Hosted, STARTING};
+use super::cluster::{API_SERVERS, Hosted, STARTING};
 
 /// The annotation by which a cluster gets a Prometheus.
 const ASKS: &str = "portico.k8c.io/prometheus";

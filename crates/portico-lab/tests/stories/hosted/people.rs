@@ -8,7 +8,7 @@ use portico_lab::Kubectl;
 use portico_pki::{Credential, ends};
 use serde_json::{Value, json};
 
-use super::Hosted;
+use super::cluster::Hosted;
 use crate::support::given;
 
 impl Hosted<'_> {
