@@ -9,40 +9,31 @@
 mod agents;
 pub(crate) mod metrics_server;
 mod server;
+mod story;
 mod streams;
 pub(crate) mod uses;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::ensure;
 use portico_lab::control_plane::Options;
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::process::freeze;
-use portico_lab::{
-    Authority, Host, Image, Kubectl, Node, Seed, UserCluster, konnectivity, long_form, say, wait,
-};
+use portico_lab::{Authority, Image, Seed, UserCluster, konnectivity, long_form, say, wait};
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
 use self::agents::{Agent, Agents, Road};
 use self::server::Mode;
+use self::story::{AGENT_PORT, EXTERNAL_NAME, Story};
 use self::streams::{Knocking, Streams, new_requests_work};
 use crate::squid::{SQUID_PORT, Squid};
-use crate::support::{Watch, Way};
+use crate::support::{SOON, Watch, Way};
 use crate::tunnel::seed::deploy_gateways;
-
-/// How long anything may take that takes a second or two on an idle machine.
-pub(crate) const SOON: Duration = Duration::from_secs(90);
-
-/// The cluster's name in DNS. KKP calls it the external name.
-pub(crate) const EXTERNAL_NAME: &str = "north.kubermatic.kkp.example.com";
 
 /// Where the API server listens: the number of its NodePort, as with KKP. Pods then reach it, too.
 const API_PORT: u16 = 30_043;
-
-/// The NodePort of Service `konnectivity-server`.
-pub(crate) const AGENT_PORT: u16 = 30_132;
 
 #[test]
 fn an_api_server_reaches_a_worker_through_konnectivity_whatever_happens_on_the_way() {
@@ -116,17 +107,6 @@ fn an_api_server_reaches_a_worker_through_konnectivity_whatever_happens_on_the_w
     }
 }
 
-/// What the steps need.
-pub(crate) struct Story {
-    // Dropped in this order: the worker before what it talks to.
-    pub(crate) worker: Node,
-    pub(crate) way: Way,
-    pub(crate) cluster: UserCluster,
-    pub(crate) client: Host,
-    pub(crate) seed: Seed,
-    _wall: Firewall,
-}
-
 fn create_cluster(seed: &Seed) -> UserCluster {
     let options = Options {
         secure_port: API_PORT,
@@ -147,11 +127,6 @@ fn create_cluster(seed: &Seed) -> UserCluster {
 }
 
 impl Story {
-    /// kubectl as the cluster's administrator.
-    pub(crate) fn kubectl(&self) -> &Kubectl {
-        &self.way.kubectl
-    }
-
     /// What the tunnel is for.
     fn nobody_reaches_the_kubelet_directly(&self) {
         let url = format!("https://{}:10250/healthz", self.worker.host().address());

@@ -9,8 +9,9 @@ use portico_lab::{programs, say, wait};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::{AGENT_PORT, EXTERNAL_NAME, SOON, Story};
+use super::story::{AGENT_PORT, EXTERNAL_NAME, Story};
 use crate::squid::SQUID_PORT;
+use crate::support::SOON;
 use crate::tunnel::seed::put_secret;
 
 const NAMESPACE: &str = "kube-system";

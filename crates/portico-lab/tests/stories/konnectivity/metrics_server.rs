@@ -6,7 +6,8 @@ use portico_lab::kubectl::condition;
 use portico_lab::{Image, Kubectl, wait};
 use serde_json::{Value, json};
 
-use super::{SOON, Story};
+use super::story::Story;
+use crate::support::SOON;
 
 const NAME: &str = "metrics-server";
 const NAMESPACE: &str = "kube-system";

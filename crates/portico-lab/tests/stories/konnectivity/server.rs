@@ -7,8 +7,9 @@ use portico_lab::{Seed, UserCluster, konnectivity};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
-use super::{AGENT_PORT, EXTERNAL_NAME, SOON};
+use super::story::{AGENT_PORT, EXTERNAL_NAME};
 use crate::own_gateway::{self, EXPOSE_NAMESPACED};
+use crate::support::SOON;
 
 /// The modes that kube-apiserver takes. It refuses gRPC over TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

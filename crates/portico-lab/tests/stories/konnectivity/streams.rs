@@ -11,7 +11,8 @@ use anyhow::{Result, ensure};
 use portico_lab::{Host, Kubectl, say, wait};
 
 use super::agents::{Agent, Agents};
-use super::{SOON, Story};
+use super::story::Story;
+use crate::support::SOON;
 
 /// Streams of each agent that a step needs.
 const EACH: usize = 2;

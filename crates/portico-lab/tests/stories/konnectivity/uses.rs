@@ -9,8 +9,9 @@ use anyhow::{Result, ensure};
 use portico_lab::{Authority, Host, Kubectl, long_form, say, wait};
 use serde_json::json;
 
-use super::{SOON, Story, metrics_server};
-use crate::support::ticking_pod;
+use super::metrics_server;
+use super::story::Story;
+use crate::support::{SOON, ticking_pod};
 use crate::tunnel::seed::put_secret;
 
 /// Sent to the pod and back by `exec`.
