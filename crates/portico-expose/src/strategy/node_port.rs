@@ -4,7 +4,7 @@
 //! - Names: none. A connection is routed by its destination port.
 //! - Address: `<cluster>.<seed>.<domain>` and the NodePort of `apiserver-external`. The name leads to the
 //!   gateway, or, where the seed disables its nodeport-proxy, to the nodes of the seed.
-//! - Checks: the API server keeps its NodePort; without a domain an address must be known.
+//! - Without a domain an address must be known.
 //! - Migration: NodePorts are allocated, and given back unless the next strategy has them too.
 
 use portico_api::annotations::{EXPOSE, ExposeTypes};
@@ -14,7 +14,6 @@ use portico_api::strategy::AnsweredBy;
 
 use super::by_port;
 use super::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
-use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, Scope};
 use crate::services::Exposed;
 
@@ -41,10 +40,6 @@ impl Strategy for NodePort {
 
     fn is_open(&self, types: Option<ExposeTypes>, _has_front: bool) -> bool {
         types.is_some_and(|types| types.node_port)
-    }
-
-    fn check(&self, scope: &Scope<'_>, findings: &mut Findings) {
-        by_port::check(scope, findings);
     }
 
     fn no_address(&self, scope: &Scope<'_>, known: &Known) -> Option<NoAddress> {

@@ -12,7 +12,6 @@ use portico_api::service::{Service, ServiceType};
 use portico_api::strategy::AnsweredBy;
 
 use crate::certificate::SubjectNames;
-use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, LoadBalancers, Scope};
 use crate::services::Exposed;
 
@@ -79,9 +78,6 @@ pub trait Strategy: Sync {
     fn opens_node_ports(&self, seed: &Seed, _load_balancers: LoadBalancers) -> bool {
         !seed.spec.nodeport_proxy.disable
     }
-
-    /// Checks whether a Cluster can be exposed like this.
-    fn check(&self, scope: &Scope<'_>, findings: &mut Findings);
 
     /// Why no address can be given to users while there is no domain, if so.
     fn no_address(&self, scope: &Scope<'_>, known: &Known) -> Option<NoAddress>;
