@@ -98,13 +98,13 @@ pub enum Fact {
 /// What was observed of the use of the second door.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
-    /// It is in use, or that cannot be told: by whom, or why not.
+    /// It is in use, or that cannot be told: by which clients, or why not.
     Used(String),
     /// No connection is open, and none was since then.
     Unused {
         /// Since when.
         since: Timestamp,
-        /// Who used it last, as far as is known.
+        /// The client that used it last, as far as is known.
         by: Option<String>,
     },
 }

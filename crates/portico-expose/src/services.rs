@@ -183,7 +183,7 @@ impl Child {
             spec: ServiceSpec {
                 service_type: published.service_type,
                 ports: vec![port],
-                // Without a selector, Kubernetes leaves the EndpointSlices to whoever writes them.
+                // Without a selector, Kubernetes leaves the EndpointSlices to others.
                 selector: (self.endpoints.is_none() || !runs_elsewhere(cluster))
                     .then(|| strings([self.selector])),
                 ..ServiceSpec::default()

@@ -481,7 +481,7 @@ fn object(id: Id, labels: &Value, mut fields: Value) -> Object {
     Object { id, fields }
 }
 
-/// Says who keeps an object: people find out why it comes back.
+/// Says that Portico keeps an object: people find out why it comes back.
 fn managed(fields: &mut Value) {
     let (key, value) = MANAGED_BY;
     fields["metadata"]["labels"][key] = value.into();

@@ -54,7 +54,7 @@ impl Image {
         self
     }
 
-    /// As whom, such as `65532:65532`; root if never said.
+    /// The user and group that it runs as, such as `65532:65532`; root if never said.
     pub fn user(mut self, user: &str) -> Image {
         user.clone_into(&mut self.user);
         self

@@ -1,6 +1,6 @@
 //! A seed on which the operator is installed as the README says, and everything else by it: the gateway and
 //! its certificate, three user clusters, one for each strategy, their addresses, and what belongs inside
-//! them. Control planes are the lab's own, as everybody's who brings one.
+//! them. Control planes are the lab's own, as of people who bring one.
 //!
 //! The story `operated` goes on from here, and so does `portico demo --kubernetes`.
 

@@ -23,7 +23,7 @@ const WINDOW: Duration = Duration::from_mins(10);
 /// Pause before the next attempt after yielding.
 const PAUSE: Duration = Duration::from_mins(10);
 
-/// Who reverted writes, and what follows.
+/// How often writes were reverted, and what follows.
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
     /// Reverts within the window.

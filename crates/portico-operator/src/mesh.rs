@@ -1,4 +1,4 @@
-//! What the mesh of nodes needs of Kubernetes: who takes part, and a condition on a node.
+//! What the mesh of nodes needs of Kubernetes: its members, and a condition on a node.
 //!
 //! Members are the endpoints of a headless Service in front of the DaemonSet, some hundred bytes a node;
 //! Nodes themselves are a hundred times that, and every member asks.

@@ -43,7 +43,7 @@ pub struct Limit {
     pub used: u32,
     /// How much is left.
     pub left: u32,
-    /// Who says so.
+    /// Where that is from.
     pub origin: String,
 }
 
@@ -60,7 +60,7 @@ pub struct Room {
     /// The limit that is hit first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_limit: Option<&'static str>,
-    /// What one cluster takes, and who says so.
+    /// What one cluster takes, and where that is from.
     pub origin: &'static str,
 }
 

@@ -24,9 +24,9 @@ pub struct Difference {
 pub struct Way {
     /// The product.
     pub product: String,
-    /// Who connects.
+    /// The role that connects.
     pub source: String,
-    /// Who accepts.
+    /// The role that accepts.
     pub destination: String,
     /// `TCP`, `UDP` or `4`.
     pub protocol: String,
@@ -82,7 +82,7 @@ impl From<&Flow> for Written {
     }
 }
 
-/// From whom to whom, by which protocol.
+/// From which role to which, by which protocol.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Lane {
     product: String,

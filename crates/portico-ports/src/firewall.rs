@@ -19,7 +19,7 @@ mod writing;
 pub use rules::{Direction, Missing, Rule, Ruleset, rules};
 pub use writing::{Writing, Written};
 
-/// For whom rules are written.
+/// The product whose language rules are written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// `nft -f`.

@@ -41,7 +41,7 @@ pub struct Inventory {
 pub struct Addresses {
     /// Networks; one address is a network of one.
     pub networks: Vec<IpNet>,
-    /// Host names, for those who resolve them. Rules of a firewall cannot hold them.
+    /// Host names, for what resolves them. Rules of a firewall cannot hold them.
     pub names: Vec<Box<str>>,
 }
 

@@ -17,7 +17,7 @@ pub struct Product {
     pub title: &'static str,
     /// Defaults of facts that differ from the general ones.
     pub defaults: &'static [(&'static str, &'static str)],
-    /// Who takes part.
+    /// The roles that take part.
     pub roles: &'static [Role],
     /// Its rows, in the order of its tables.
     pub rows: &'static [Row],
@@ -58,11 +58,11 @@ pub struct Row {
     pub product: &'static str,
     /// Its stable name: `kkp-8`.
     pub id: &'static str,
-    /// Who opens the connection.
+    /// The end that opens the connection.
     pub source: End,
     /// The program at the source; `/` where the table says that it names none.
     pub component: Option<&'static str>,
-    /// Who accepts it.
+    /// The end that accepts it.
     pub destination: End,
     /// One protocol, or two that need the same ports.
     pub protocols: &'static [Protocol],
@@ -284,7 +284,7 @@ pub struct LoadBalancer {
     pub count: Option<u32>,
     /// The provider raises that limit on request.
     pub count_adjustable: bool,
-    /// Who says so.
+    /// Where the provider says so.
     pub reference: &'static str,
 }
 

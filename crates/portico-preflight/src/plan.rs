@@ -127,9 +127,9 @@ pub struct Planned {
     pub row: &'static Row,
     /// Which way the flow goes.
     pub direction: Direction,
-    /// Who opens it.
+    /// The end that opens it.
     pub from: Box<str>,
-    /// Who accepts it.
+    /// The end that accepts it.
     pub to: Box<str>,
     /// The other machine, if it is known by its address.
     pub peer: Option<IpAddr>,

@@ -1,4 +1,4 @@
-//! Many checks: in parallel, within a bound, at a pace, with a word to whoever waits after each.
+//! Many checks: in parallel, within a bound, at a pace, with a word to the caller after each.
 //!
 //! The pace counts what opens a conversation: a SYN, or a first datagram. A check that is not answered sends
 //! three to five packets in its time.

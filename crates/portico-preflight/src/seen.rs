@@ -109,7 +109,7 @@ pub enum Seen {
 pub struct TlsSession {
     /// Subjects of the certificates, leaf first.
     pub chain: Vec<Box<str>>,
-    /// Who issued the last certificate of the chain.
+    /// The issuer of the last certificate of the chain.
     pub issuer: Box<str>,
     /// The names of the leaf.
     pub names: Vec<Box<str>>,

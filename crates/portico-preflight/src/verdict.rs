@@ -63,9 +63,9 @@ pub struct Finding {
     pub row: &'static Row,
     /// The kind of check.
     pub check: &'static str,
-    /// Who opens the flow.
+    /// The end that opens the flow.
     pub from: Box<str>,
-    /// Who accepts it.
+    /// The end that accepts it.
     pub to: Box<str>,
     /// What is opened.
     pub transport: Option<Transport>,

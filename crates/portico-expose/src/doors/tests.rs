@@ -15,7 +15,7 @@ use crate::testing::{behind, cluster, plan_of, seed, shown};
 
 const BY_PORT: [ExposeStrategy; 2] = [ExposeStrategy::NodePort, ExposeStrategy::LoadBalancer];
 
-/// Who runs the API server of a cluster.
+/// What runs the API server of a cluster.
 #[derive(Debug, Clone, Copy)]
 enum Runs {
     Portico,

@@ -1,5 +1,5 @@
 //! What a migration of a cluster would do, told before anybody begins it: both doors, what stands in the way,
-//! and each step with who acts, its proof, what users notice, and the way back.
+//! and each step with the party that acts, its proof, what users notice, and the way back.
 //!
 //! A [`MigrationPlan`] follows from plain values, and nothing is decided here: what happens is what
 //! [`step`](super::step) says. The steps are told per [`Keeper`], because not every cluster can have two
@@ -27,7 +27,7 @@ use crate::user_cluster::{BAD_KUBECONFIG, NO_KUBECONFIG};
 mod steps;
 mod text;
 
-/// Who keeps the control plane of a cluster, and so what becomes of it under another strategy.
+/// What keeps the control plane of a cluster, and so what becomes of it under another strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Keeper {
@@ -41,7 +41,7 @@ pub enum Keeper {
     Kkp,
 }
 
-/// Who acts in a step.
+/// The party that acts in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Party {
@@ -49,7 +49,7 @@ pub enum Party {
     Operator,
     /// KKP's controllers.
     Kkp,
-    /// Whoever answers for the cluster.
+    /// The person who answers for the cluster.
     Administrator,
 }
 
@@ -58,7 +58,7 @@ pub enum Party {
 pub struct Facts<'a> {
     /// The Cluster as it is.
     pub cluster: &'a Cluster,
-    /// Who keeps its control plane.
+    /// What keeps its control plane.
     pub keeper: Keeper,
     /// The old door alone; its address is the one that users know.
     pub from: &'a Plan,
@@ -82,7 +82,7 @@ pub struct Facts<'a> {
 pub struct MigrationPlan {
     /// The cluster.
     pub cluster: ClusterName,
-    /// Who keeps its control plane.
+    /// What keeps its control plane.
     pub keeper: Keeper,
     /// The door that closes.
     pub from: DoorPlan,
@@ -135,7 +135,7 @@ pub struct Step {
     /// The state of the machine that it is; `None` where another leads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<MigrationState>,
-    /// Who acts.
+    /// The party that acts.
     pub who: Party,
     /// What is done.
     pub does: String,
@@ -176,7 +176,7 @@ pub fn has_two_doors(keeper: Keeper) -> bool {
     matches!(keeper, Keeper::Hosted | Keeper::Elsewhere)
 }
 
-/// Who keeps the control plane of `cluster`, as far as the Cluster says; `kkp` is whether KKP's controllers
+/// What keeps the control plane of `cluster`, as far as the Cluster says; `kkp` is whether KKP's controllers
 /// are at work.
 pub fn keeper(cluster: &Cluster, kkp: bool) -> Keeper {
     if kkp {

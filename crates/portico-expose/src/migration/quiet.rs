@@ -33,7 +33,7 @@ pub struct Counted {
     pub used: u64,
     /// Connections that are open.
     pub open: u64,
-    /// Who used it last, and how long ago. Those with connections open are among them, and come first.
+    /// Clients that used it last, and how long ago. Those with connections open are among them, at the top.
     pub clients: Vec<(IpAddr, Duration)>,
 }
 
@@ -46,7 +46,7 @@ pub struct Watch {
     told: Option<BTreeMap<IpAddr, (Box<str>, u64)>>,
     looked: Timestamp,
     used: Timestamp,
-    /// Who is named, and since when.
+    /// The clients that are named, and since when.
     names: Option<(Timestamp, String)>,
 }
 

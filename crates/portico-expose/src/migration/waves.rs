@@ -1,8 +1,8 @@
 //! Which of many clusters begins to migrate next: pure.
 //!
-//! There are places for so many clusters at a time. One that migrates has a place until it is through,
-//! whoever began it, so that a run that was killed goes on where it ended. What goes wrong must not spread:
-//! after a cluster that could not be begun, or was taken back by somebody, no other one begins.
+//! There are places for so many clusters at a time. One that migrates, begun by this run or before it, has a
+//! place until it is through, so that a run that was killed goes on where it ended. What goes wrong must not
+//! spread: after a cluster that could not be begun, or was taken back by somebody, no other one begins.
 
 use std::collections::BTreeMap;
 

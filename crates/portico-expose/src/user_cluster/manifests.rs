@@ -207,7 +207,7 @@ fn arguments(written: &Value, argument: impl Fn(&str) -> Vec<String>) -> Value {
     written.filter_map(Value::as_str).flat_map(argument).collect()
 }
 
-/// The objects of a manifest that was there when this was compiled, with the label that says who keeps them.
+/// The objects of a manifest that was there when this was compiled, with the label of what Portico keeps.
 pub fn manifest(text: &'static str) -> Vec<Object> {
     crate::manifest::objects(text)
         .filter_map(|mut fields| {

@@ -34,7 +34,7 @@ const AUTHORITY: &str = "apiserver-external.cluster-north.svc.cluster.local:443"
 
 pub(crate) const SQUID_PORT: u16 = 3128;
 
-/// Whom squid runs as: it refuses to be root.
+/// The user that squid runs as: it refuses to be root.
 const NOBODY: u32 = 65534;
 
 #[test]

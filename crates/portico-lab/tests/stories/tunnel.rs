@@ -517,7 +517,7 @@ impl Story {
             // The identity is proven, but it may not open what it asked for.
             assert_eq!(asked(&self.south, Proof::Certificate("north")), "403");
             assert_eq!(asked(&self.north, Proof::Certificate("south")), "403");
-            // Only the cluster itself knows whom a token belongs to, and the other one does not know it.
+            // Only the cluster itself knows whose a token is, and the other one does not know it.
             assert_eq!(asked(&self.south, Proof::Token(&self.north)), "401");
             assert_eq!(asked(&self.north, Proof::Nothing), "401");
         }

@@ -1,4 +1,4 @@
-//! What a role may do: who may connect to it, and to whom it connects.
+//! What a role may do: what may connect to it, and what it connects to.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,7 +32,7 @@ pub struct Rule {
     pub peers: Vec<IpNet>,
     /// By which protocol.
     pub protocol: Protocol,
-    /// The ports of whoever accepts; none for IP-in-IP.
+    /// The ports of the end that accepts; none for IP-in-IP.
     pub ports: PortSet,
     /// The rows of the model that need it.
     pub rows: Vec<&'static Row>,

@@ -12,7 +12,7 @@ use crate::transport::Transport;
 /// A TCP socket that listens (`TCP_LISTEN` in /proc/net/tcp, proc(5)).
 const LISTENS: &str = "0A";
 
-/// Tries to bind the port. Finds out who has it, if that fails.
+/// Tries to bind the port. Finds out which program has it, if that fails.
 pub async fn check(address: IpAddr, transport: Transport) -> Seen {
     let look = move || match bind(address, transport) {
         Ok(()) => Seen::Free,

@@ -49,7 +49,7 @@ pub struct Server {
     pub target: Target,
     /// The name in the ClientHello and in the certificate.
     pub name: Box<str>,
-    /// Who may have issued the certificate.
+    /// The authorities that may have issued the certificate.
     pub trust: Trust,
     /// What is offered by ALPN, most wanted first.
     pub alpn: Vec<Box<str>>,

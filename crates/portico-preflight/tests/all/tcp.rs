@@ -1,4 +1,4 @@
-//! TCP: who accepts, who refuses, and what a responder does for whom.
+//! TCP: ports that accept and that refuse, and what a responder does for which peer.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,4 +1,4 @@
-//! The API server of the seed is away: who hosts clusters must not be missed by those who use them.
+//! The API server of the seed is away: people who use hosted clusters must not miss it.
 
 use std::time::{Duration, Instant};
 

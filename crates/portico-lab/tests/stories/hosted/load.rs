@@ -197,7 +197,7 @@ impl Load {
                     failed += 1;
                 }
                 next += pace;
-                // A pace, not a wait for anything. Who was held up does not catch up for ever.
+                // A pace, not a wait for anything. A thread that was held up does not catch up for ever.
                 next = next.max(Instant::now() - 10 * pace);
                 thread::sleep(next.saturating_duration_since(Instant::now()));
             }

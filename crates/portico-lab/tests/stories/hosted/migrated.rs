@@ -68,7 +68,7 @@ impl InForce {
     }
 }
 
-/// A cluster that is to migrate, and who must not feel it.
+/// A cluster that is to migrate, and clients that must not feel it.
 pub(super) struct Migration<'a> {
     pub(super) cluster: &'a Hosted<'a>,
     pub(super) nodes: &'a [Node],

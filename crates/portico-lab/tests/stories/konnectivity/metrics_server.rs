@@ -16,7 +16,7 @@ const PORT: u16 = 4443;
 /// What it serves.
 const API: &str = "v1beta1.metrics.k8s.io";
 
-/// What the API server needs to pass on who asks.
+/// What the API server needs to pass on which user asks.
 pub(crate) fn api_server_flags() -> Vec<String> {
     [
         "--requestheader-client-ca-file=/pki/ca.crt",

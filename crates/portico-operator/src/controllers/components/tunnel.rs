@@ -2,7 +2,7 @@
 //!
 //! Secrets and names are those of [`portico_pki::inventory`]. An authority that is gone is not made anew
 //! while there is something that it signed: agents would trust nothing any more. The ConfigMap has what
-//! agents must trust, whoever made the certificate, so that what tells them needs no right to read a private
+//! agents must trust, made here or provided, so that what tells them needs no right to read a private
 //! key.
 
 use std::net::IpAddr;

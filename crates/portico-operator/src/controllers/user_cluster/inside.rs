@@ -26,7 +26,7 @@ struct Done {
     answered: bool,
     /// Objects written, by kind.
     writes: BTreeMap<&'static str, u64>,
-    /// Objects that are somebody else's and not as wanted, each with the one who wrote it last.
+    /// Objects that are somebody else's and not as wanted, each with the one that wrote it last.
     others: Vec<(Id, String)>,
     /// The first request that its API server refused. The others were made all the same.
     refused: Option<ForeignError>,

@@ -71,7 +71,8 @@ impl Context {
         Ok(Ok(()))
     }
 
-    /// Whether the kubeconfig of a cluster that migrates leads to its first door, whoever keeps it.
+    /// Whether the kubeconfig of a cluster that migrates leads to its first door, also where others keep
+    /// it.
     pub(super) async fn prove_issued(
         &self,
         subject: &Subject,

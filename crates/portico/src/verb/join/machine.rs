@@ -67,7 +67,7 @@ pub(super) struct Flags {
     root: PathBuf,
 }
 
-/// Who runs the kubelet.
+/// What runs the kubelet.
 enum Runner<'a> {
     Systemd { program: &'a Path, has_unit: bool },
     Here(&'a Path),

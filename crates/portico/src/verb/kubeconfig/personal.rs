@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::args::positive_duration;
 
-/// Who signs what opens the API server.
+/// The signer of certificates that open the API server.
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
 /// The shortest lifetime that Kubernetes accepts.

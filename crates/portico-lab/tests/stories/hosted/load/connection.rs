@@ -18,7 +18,7 @@ use crate::support::{Way, given};
 /// An answer takes milliseconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An address of an API server, and who asks there.
+/// An address of an API server, and the identity that asks there.
 pub(super) struct Door {
     address: SocketAddr,
     name: ServerName<'static>,
@@ -80,7 +80,7 @@ impl Connection {
         Ok(Self { stream: BufReader::new(StreamOwned::new(tls, socket)), head })
     }
 
-    /// Its socket, for somebody who is to end it.
+    /// Its socket, for another thread to end it.
     pub(super) fn socket(&self) -> Result<TcpStream> {
         Ok(self.stream.get_ref().sock.try_clone()?)
     }

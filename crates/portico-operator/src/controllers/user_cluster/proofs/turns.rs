@@ -40,7 +40,7 @@ impl<'a> Turns<'a> {
         self.waiting.iter().take(parallel.saturating_sub(self.busy.len())).copied()
     }
 
-    /// Whether all are done, and who is not.
+    /// Whether all are done, and which are not.
     pub(super) fn fact(&self) -> Fact {
         if self.missing.is_empty() {
             return Fact::So;
