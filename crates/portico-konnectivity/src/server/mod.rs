@@ -13,6 +13,7 @@ mod backend;
 mod claims;
 mod connections;
 pub mod counters;
+mod established;
 mod frontend;
 mod http2;
 mod inbox;

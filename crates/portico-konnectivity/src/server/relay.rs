@@ -18,8 +18,8 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::backend::{Opened, PacketConnection, PacketWriter};
-use super::connections::Established;
 use super::counters::Counted;
+use super::established::Established;
 use super::inbox::Ended;
 use super::native::{NativeReader, NativeWriter};
 use super::settings::CLOSING;

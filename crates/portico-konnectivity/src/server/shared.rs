@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     pub(crate) memory: MemoryBudget,
     /// Of that, what connections of upstream agents hold beyond their buffers.
     pub(crate) excess: MemoryBudget,
-    pub(crate) connections: Connections,
+    pub(crate) connections: Connections<Backend>,
     registry: Mutex<Registry<Backend>>,
     /// For connections of agents, as many as `max_agents`.
     agents: Arc<Semaphore>,
@@ -120,7 +120,7 @@ impl Shared {
             excess: MemoryBudget::new(settings.memory / 2),
             settings,
             counters: Counters::default(),
-            connections: Connections::default(),
+            connections: Connections::new(),
             registry: Mutex::new(registry),
             dials: DialIds::default(),
             frontend_ids: AtomicI64::new(1),

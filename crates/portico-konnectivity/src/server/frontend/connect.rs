@@ -21,8 +21,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use crate::server::backend::{Backend, Opened};
-use crate::server::connections::Established;
 use crate::server::counters::Counted;
+use crate::server::established::Established;
 use crate::server::native::Answered;
 use crate::server::relay::{FrontendLost, Sink, Source, relay};
 use crate::server::settings::{ANSWER, CLOSING, REQUEST};

@@ -21,8 +21,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::grpc::{Call, Error, Message, Receiver, Sender, Status};
 use crate::server::backend::Opened;
-use crate::server::connections::Established;
 use crate::server::counters::{Counted, Segment};
+use crate::server::established::Established;
 use crate::server::http2::{self, Limits, Peer};
 use crate::server::relay::{FrontendLost, Sink, Source, relay};
 use crate::server::settings::{ANSWER, CLOSING, FRONTEND_STREAMS, PING_TIMEOUT, REQUEST};
