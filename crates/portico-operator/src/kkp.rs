@@ -1,28 +1,21 @@
 //! Whether KKP's controllers are on this seed: then clusters are theirs, and controllers here only observe.
 //!
-//! They are told by their Deployment, as KKP's operator makes it: by name, by what it selects, and in a
-//! namespace with a Seed or a KubermaticConfiguration. Whoever may make a Deployment somewhere else must not
-//! stop this operator by its name.
+//! [`portico_api::kkp`] says which Deployment is theirs. One of the same name somewhere else must not stop this
+//! operator.
 
 use std::sync::Arc;
 
 use futures_util::{StreamExt, future, stream};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Client, ResourceExt};
+use portico_api::kkp::{DEPLOYMENT, selects_its_pods};
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
-use serde_json::Value;
 use tokio::sync::watch as channel;
 
 use crate::above::Above;
 use crate::cache::{Cache, api};
 use crate::status::StatusHandle;
-
-/// The Deployment of KKP whose presence says that its controllers keep the clusters of this seed.
-const DEPLOYMENT: &str = "kubermatic-seed-controller-manager";
-
-/// What its pods are selected by, in every release, beside the name of the Deployment.
-const NAME_LABEL: &str = "app.kubernetes.io/name";
 
 /// Whether KKP's controllers keep the clusters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +48,7 @@ impl KkpWatch {
         let signs = signs(api(client, ""), Some(DEPLOYMENT));
         let followed = Arc::clone(&deployments);
         let (status, above) = (status.clone(), above.clone());
-        let places = stream::unfold(above.changes(), async |mut changes| {
+        let namespaces = stream::unfold(above.changes(), async |mut changes| {
             changes.changed().await.ok()?;
             Some(((), changes))
         });
@@ -64,8 +57,9 @@ impl KkpWatch {
                 changed.send_replace(());
                 future::ready(())
             };
-            let followed = followed.follow(signs, selects_its_pods, writer, status).map(drop);
-            stream::select(followed, places).for_each(tell).await;
+            let followed =
+                followed.follow(signs, |seen| selects_its_pods(&seen.value()), writer, status).map(drop);
+            stream::select(followed, namespaces).for_each(tell).await;
         };
         (Self { deployments, above, changes }, work)
     }
@@ -92,32 +86,5 @@ impl KkpWatch {
     /// Tells of every change.
     pub(crate) fn changes(&self) -> channel::Receiver<()> {
         self.changes.clone()
-    }
-}
-
-/// Whether a Deployment of that name is as KKP's operator makes it.
-fn selects_its_pods(seen: &Seen<Deployment>) -> bool {
-    let value = seen.value();
-    let labels = value.pointer("/spec/selector/matchLabels");
-    labels.and_then(|labels| labels.get(NAME_LABEL)).and_then(Value::as_str) == Some(DEPLOYMENT)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_deployment_of_that_name_that_selects_other_pods_is_not_kkps() {
-        let selecting = |labels: Value| -> Seen<Deployment> {
-            serde_json::from_value(json!({"metadata": {"name": DEPLOYMENT, "namespace": "kubermatic"},
-                "spec": {"selector": {"matchLabels": labels}}}))
-            .unwrap()
-        };
-        assert!(selects_its_pods(&selecting(json!({"app.kubernetes.io/name": DEPLOYMENT}))));
-        for other in [json!({"app": DEPLOYMENT}), json!({"app.kubernetes.io/name": "web"}), json!(null)] {
-            assert!(!selects_its_pods(&selecting(other)));
-        }
     }
 }

@@ -88,6 +88,8 @@ pub struct Site {
     pub allocated: Vec<u16>,
     /// What they were read as.
     pub read_as: ReadAs,
+    /// Whether KKP's controllers keep the clusters: in a seed, unless Portico's operator exposes some.
+    pub is_kkp_there: bool,
     /// Where a gateway in the seed would differ from KKP's proxy; none for a directory, and none where the
     /// operator exposes clusters: it does so only without KKP.
     pub differences: Vec<Problem>,
@@ -150,8 +152,8 @@ impl Site {
             namespace.is_none_or(|name| objects.iter().any(|object| belongs_to(object, name)));
         let is_slice = |object: &&Object| matches!(object, Object::EndpointSlice(_));
         let originals = objects.iter().filter(|object| !is_slice(object)).cloned().collect();
-        let beside_kkp = read_as == ReadAs::Seed && !objects.iter().any(is_of_operator);
-        let today = beside_kkp.then(|| Today::of(&objects, settings.expose_annotations.first()));
+        let is_kkp_there = read_as == ReadAs::Seed && !objects.iter().any(is_of_operator);
+        let today = is_kkp_there.then(|| Today::of(&objects, settings.expose_annotations.first()));
         let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
         if read_as == ReadAs::Seed {
             if objects.iter().any(|object| matches!(object, Object::Seed(_) | Object::Cluster(_))) {
@@ -173,7 +175,17 @@ impl Site {
         let ports = pipeline.planner().persisted().node_ports.all();
         let allocated = ports.filter(|(key, _)| !remembered.contains(key)).map(|(_, port)| port).collect();
         let differences = today.map(|today| today.differences(pipeline.rows())).unwrap_or_default();
-        Self { loaded, objects: count, originals, has_namespace, pipeline, allocated, read_as, differences }
+        Self {
+            loaded,
+            objects: count,
+            originals,
+            has_namespace,
+            pipeline,
+            allocated,
+            read_as,
+            is_kkp_there,
+            differences,
+        }
     }
 }
 

@@ -6,12 +6,12 @@ use anyhow::anyhow;
 use portico_api::cluster::{Address, Cluster};
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::exposed_cluster::ExposedClusterSpec;
+use portico_api::kkp;
 use portico_api::names::ClusterName;
 use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
 use portico_expose::doors::{Door, both};
-use portico_expose::exposure::MANAGED_BY;
 use portico_expose::inputs::{Ingress, Inputs, Known, LoadBalancers, Scope};
 use portico_expose::migration::Now;
 use portico_expose::migration::plan::{self, Facts, Keeper, MigrationPlan};
@@ -25,16 +25,11 @@ use portico_preflight::Seen;
 use portico_preflight::check::{Limits, tls};
 use portico_reach::doors::record;
 use portico_source::{Object, list_objects};
-use portico_sync::ReadAs;
 use serde_json::Value;
 
 use super::cluster::no_cluster;
 use super::flags::Flags;
 use crate::offline;
-
-/// The Deployment of KKP whose presence says that its controllers keep the clusters of this seed; its pods
-/// have that name in a label, too.
-const KKP: &str = "kubermatic-seed-controller-manager";
 
 /// What the Deployment of Portico's operator is called by its label.
 const OPERATOR: &str = "portico-operator";
@@ -78,9 +73,8 @@ pub(super) fn of_manifests(
     let namespace = objects.cluster.name().namespace();
     let remembered =
         |service: &str, port: &str| persisted.node_ports.get(&PortKey::new(&namespace, service, port));
-    let kkp = site.read_as == ReadAs::Seed && !site.originals.iter().any(is_of_operator);
     let beside = Beside {
-        keeper: plan::keeper(objects.cluster, kkp),
+        keeper: plan::keeper(objects.cluster, site.is_kkp_there),
         record: None,
         before: persisted.strategies.get(&objects.cluster.name()).copied(),
         node_port: &|service, port| of_services(service, port).or_else(|| remembered(service, port)),
@@ -257,17 +251,12 @@ fn node_ports(objects: &[Object], cluster: &Cluster) -> impl Fn(&str, &str) -> O
     }
 }
 
-/// Whether it is a Service that Portico's operator made.
-fn is_of_operator(object: &Object) -> bool {
-    let (key, value) = MANAGED_BY;
-    matches!(object, Object::Service(service) if service.metadata.label(key) == Some(value))
-}
-
 /// Whether KKP's controllers are at work. Where that may not be read, they are taken not to be, and that is
 /// told.
 async fn is_kkp_there(client: &Client, objects: &[Object]) -> bool {
-    let path = format!("/apis/apps/v1/deployments?fieldSelector=metadata.name%3D{KKP}");
-    let list: Option<Value> = match read(client, &path, &format!("Deployments {KKP}")).await {
+    let name = kkp::DEPLOYMENT;
+    let path = format!("/apis/apps/v1/deployments?fieldSelector=metadata.name%3D{name}");
+    let list: Option<Value> = match read(client, &path, &format!("Deployments {name}")).await {
         Ok(list) => list,
         Err(error) => {
             tracing::warn!("whether KKP's controllers are on this seed is not known: {error}");
@@ -283,9 +272,7 @@ async fn is_kkp_there(client: &Client, objects: &[Object]) -> bool {
         })
     };
     let is_it = |deployment: &Value| {
-        let text = |path: &str| deployment.pointer(path).and_then(Value::as_str);
-        text("/spec/selector/matchLabels/app.kubernetes.io~1name") == Some(KKP)
-            && text("/metadata/namespace").is_some_and(is_here)
+        kkp::selects_its_pods(deployment) && deployment["metadata"]["namespace"].as_str().is_some_and(is_here)
     };
     list.as_ref().and_then(|list| list["items"].as_array()).into_iter().flatten().any(is_it)
 }
