@@ -5,10 +5,8 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
-use portico_net::access;
+use portico_net::{ConnectionId, access};
 use serde::Serialize;
-
-use crate::record::ConnectionId;
 
 /// One line.
 #[derive(Debug, Serialize)]

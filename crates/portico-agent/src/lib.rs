@@ -25,6 +25,6 @@ mod shared;
 pub use agent::{Agent, Settings, StartError};
 pub use files::{IdentityFiles, Renewed};
 pub use portico_net::takeover::Inherited;
-pub use record::{ConnectionId, Record, Upstream};
+pub use record::{Record, Upstream};
 pub use refusal::{ENDS, Refusal};
 pub use shared::{OPEN_BUCKETS, Shared, Totals};

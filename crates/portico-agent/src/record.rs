@@ -1,6 +1,5 @@
 //! What is known of one connection of a pod while it is open: for `/connections` and for its access line.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -8,25 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
-use serde::Serialize;
+use portico_net::ConnectionId;
 
 use crate::forward::ForwardState;
-
-/// Names one connection in access lines and in `/connections`. Written in hex, also in JSON.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ConnectionId(pub(crate) u64);
-
-impl fmt::Display for ConnectionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}", self.0)
-    }
-}
-
-impl Serialize for ConnectionId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
 
 /// The gateway that carries a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,18 +1,17 @@
 //! What all connections of an agent share: counters, bounds, the list of them.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portico_net::MemoryBudget;
 use portico_net::access::AccessLog;
+use portico_net::{ConnectionId, ConnectionIds, MemoryBudget};
 use slab::Slab;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::forward::{Forward, ForwardState};
-use crate::record::{ConnectionId, Record, Upstream};
+use crate::record::{Record, Upstream};
 use crate::refusal::{ENDS, Refusal};
 
 /// Upper bounds, in seconds, of the times until a gateway has opened a connection: from a round trip next
@@ -40,7 +39,7 @@ pub struct Shared {
     max_connections: u32,
     max_waiting: u32,
     started: Instant,
-    ids: AtomicU64,
+    ids: ConnectionIds,
     open: Mutex<Slab<Arc<Record>>>,
     none_left: Notify,
     stopping: watch::Sender<bool>,
@@ -96,8 +95,7 @@ impl Shared {
             max_connections,
             max_waiting,
             started: Instant::now(),
-            // Unlikely to repeat across restarts: the upper half differs from process to process.
-            ids: AtomicU64::new(RandomState::new().hash_one("portico") << 32),
+            ids: ConnectionIds::default(),
             open: Mutex::default(),
             none_left: Notify::new(),
             stopping: watch::Sender::new(false),
@@ -142,7 +140,7 @@ impl Shared {
     }
 
     pub(crate) fn next_id(&self) -> ConnectionId {
-        ConnectionId(self.ids.fetch_add(1, Relaxed))
+        self.ids.next()
     }
 
     /// Lists a connection until [`unlist`](Self::unlist).
@@ -329,11 +327,5 @@ mod tests {
         assert!((totals.opening_seconds - 21.004).abs() < 1e-9);
         advance(Duration::from_secs(3)).await;
         assert_eq!(shared.now(), Duration::from_secs(3));
-    }
-
-    #[tokio::test]
-    async fn no_two_connections_have_the_same_name() {
-        let shared = shared(9, 9);
-        assert_ne!(shared.next_id(), shared.next_id());
     }
 }

@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use portico_net::ConnectionId;
 use portico_net::access::{self, millis};
 use serde::Serialize;
 
 use crate::outcome::{End, Refusal, Side};
-use crate::record::{ConnectionId, Listener, Record};
+use crate::record::{Listener, Record};
 use crate::upstream::Upstream;
 
 /// What an access line says. Field names are the ones logs and metrics use.

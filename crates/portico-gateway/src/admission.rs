@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use portico_api::names::{Authority, HostName};
+use portico_net::ConnectionId;
 use portico_net::slots::{Slot, Source};
 use portico_wire::proxy::Sniff;
 use portico_wire::{Parse, hello, proxy};
@@ -27,7 +28,7 @@ use crate::fair_share::Cost;
 use crate::first_bytes::read_more;
 use crate::outcome::Refusal;
 use crate::proxy_header::proxy_header;
-use crate::record::{ConnectionId, Listener};
+use crate::record::Listener;
 use crate::shared::Shared;
 use crate::upstream::{Connected, Upstream};
 

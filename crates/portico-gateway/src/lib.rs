@@ -55,7 +55,7 @@ pub use live::{Live, Routes};
 pub use outcome::{End, Refusal, Side};
 pub use portico_net::access::{AccessFormat, AccessLog};
 pub use portico_net::takeover::{Offer, Predecessor, TakeOverError, take_over};
-pub use record::{ConnectionId, Listener, Record};
+pub use record::{Listener, Record};
 pub use shared::{Shared, Totals};
 pub use upstream::{Endpoint, Upstream};
 

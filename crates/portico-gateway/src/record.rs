@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use portico_api::listener::ListenerKind;
+use portico_net::ConnectionId;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -18,23 +19,6 @@ use crate::auth::Credential;
 use crate::cluster::OpenGuard;
 use crate::outcome::End;
 use crate::upstream::{Endpoint, EndpointUse, Upstream};
-
-/// Names one connection or stream wherever it is seen: in access lines, in `/connections`, in PROXY headers.
-/// Written in hex, also in JSON, whose numbers lose digits beyond 2^53 in most readers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(pub(crate) u64);
-
-impl fmt::Display for ConnectionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}", self.0)
-    }
-}
-
-impl Serialize for ConnectionId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
 
 /// The listener a connection came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

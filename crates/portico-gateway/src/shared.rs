@@ -12,6 +12,7 @@ use portico_api::policy::Percent;
 use portico_net::access::AccessLog;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::{Slot, Slots, Source};
+use portico_net::{ConnectionId, ConnectionIds};
 use portico_routes::route::Front;
 use portico_routes::table::Update;
 use tokio::sync::{Notify, watch};
@@ -24,7 +25,6 @@ use crate::descriptors::Descriptors;
 use crate::fair_share::FairShare;
 use crate::live::{Applied, Live};
 use crate::outcome::{End, Refusal, Side};
-use crate::record::ConnectionId;
 use crate::upstream::OwnListeners;
 
 /// What all workers share.
@@ -43,8 +43,7 @@ pub struct Shared {
     /// Whether the Service in front keeps the addresses of clients.
     pub(crate) front_keeps_addresses: AtomicBool,
     started: Instant,
-    /// Random at start, so that ids of two processes do not meet in one log.
-    ids: AtomicU64,
+    ids: ConnectionIds,
     handshakes: Arc<Slots>,
     pub(crate) descriptors: Arc<Descriptors>,
     accepted: AtomicU64,
@@ -104,7 +103,7 @@ impl Shared {
             config,
             access,
             started: Instant::now(),
-            ids: AtomicU64::new(first_id()),
+            ids: ConnectionIds::default(),
             descriptors: Arc::default(),
             accepted: AtomicU64::default(),
             accept_errors: AtomicU64::default(),
@@ -181,7 +180,7 @@ impl Shared {
     }
 
     pub(crate) fn next_id(&self) -> ConnectionId {
-        ConnectionId(self.ids.fetch_add(1, Relaxed))
+        self.ids.next()
     }
 
     pub(crate) fn count_accepted(&self) {
@@ -232,13 +231,6 @@ impl Shared {
         let is_hop = mode != ProxyMode::Off && self.config.proxy_protocol.trusts(peer);
         self.handshakes.enter((!is_hop).then(|| Source::of(peer)))
     }
-}
-
-/// A number no other process is likely to begin with: the standard library's hasher is seeded by the system.
-fn first_id() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // The upper half is random, the lower one counts.
-    RandomState::new().hash_one("connection ids") & 0xffff_ffff_0000_0000
 }
 
 /// An accepted connection that has not ended.

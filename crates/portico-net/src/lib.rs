@@ -3,12 +3,13 @@
 //! [`socket`] and [`takeover`] open listening sockets and hand them to the next process. [`stream`] is a
 //! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through pipes where a transfer is
 //! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
-//! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection. [`memory`] and
+//! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection, which has a [`ConnectionId`]. [`memory`] and
 //! [`slots`] bound what peers hold, [`rate`] and [`line_limit`] how often they cause something, and [`turn`]
 //! lets the tasks of others go first.
 
 pub mod access;
 mod batch;
+mod connection_id;
 pub mod copy;
 pub mod error_watch;
 mod forward_writes;
@@ -30,6 +31,7 @@ mod sys;
 pub mod takeover;
 pub mod turn;
 
+pub use connection_id::{ConnectionId, ConnectionIds};
 pub use copy::copy;
 pub use error_watch::ErrorWatch;
 pub use idle::Idle;

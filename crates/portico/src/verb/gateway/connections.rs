@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use portico_admin::listing::OutputFormat;
 use portico_admin::table::{self, age, bytes};
-use portico_gateway::{ConnectionId, Gateway, Listener, Record};
+use portico_gateway::{Gateway, Listener, Record};
+use portico_net::ConnectionId;
 use serde::Serialize;
 
 /// One open connection. Field names are those of the access line.
