@@ -179,14 +179,23 @@ impl Foreign {
         Err(ForeignError::Refused { what: what(&Method::GET, path), code: head.status.as_u16(), message })
     }
 
-    /// Replaces the object at `path`, which is one that was read.
-    pub async fn replace(&self, path: &str, object: &Value) -> Result<Value, ForeignError> {
-        self.send(Method::PUT, path, "application/json", object).await
-    }
-
     /// Makes an object in the collection at `path`, or asks for what a subresource there does.
     pub async fn create(&self, path: &str, object: &Value) -> Result<Value, ForeignError> {
         self.send(Method::POST, path, "application/json", object).await
+    }
+
+    /// Approves the CertificateSigningRequest at `path`, as it was read: if it has changed since, that is
+    /// refused.
+    pub async fn approve(
+        &self,
+        path: &str,
+        mut request: Value,
+        reason: &str,
+        message: &str,
+    ) -> Result<(), ForeignError> {
+        request["status"]["conditions"] =
+            json!([{"type": "Approved", "status": "True", "reason": reason, "message": message}]);
+        self.send(Method::PUT, &format!("{path}/approval"), "application/json", &request).await.map(drop)
     }
 
     /// Changes these fields of the object at `path` (RFC 7396).

@@ -21,7 +21,7 @@ use portico_expose::networks;
 use portico_hosting::serving::{self, Asked, NodeAddress, REQUESTS, Reserved, Unapproved, judge, node_of};
 use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH, Rows};
 use portico_pki::Kubeconfig;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tracing::debug;
@@ -231,22 +231,14 @@ impl Round {
         if let Err(why) = judge(&asked, &addresses, &self.reserved) {
             return Ok(Err(why));
         }
-        self.write(&path, object).await.map(Ok)
-    }
-
-    async fn write(&self, path: &str, mut object: Value) -> Result<(), ForeignError> {
-        object["status"]["conditions"] = json!([{"type": "Approved", "status": "True",
-            "reason": "PorticoApproved",
-            "message": "the names and addresses in it are those of the Node"}]);
-        match self.foreign.replace(&format!("{path}/approval"), &object).await {
-            Ok(_) => {
-                self.tally.wrote("CertificateSigningRequest");
-                Ok(())
-            }
+        let message = "the names and addresses in it are those of the Node";
+        match self.foreign.approve(&path, object, "PorticoApproved", message).await {
+            Ok(()) => self.tally.wrote("CertificateSigningRequest"),
             // Somebody else was there first, or it is gone.
-            Err(ForeignError::Refused { code: 404 | 409, .. }) => Ok(()),
-            Err(error) => Err(error),
+            Err(ForeignError::Refused { code: 404 | 409, .. }) => {}
+            Err(error) => return Err(error),
         }
+        Ok(Ok(()))
     }
 }
 
@@ -285,6 +277,8 @@ fn due<'a>(waiting: &'a [String], left: &Left) -> Vec<&'a String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -90,11 +90,9 @@ pub(super) async fn issue(admin: Kubeconfig, user: &str, flags: &Person) -> anyh
 }
 
 async fn approve(inside: &Foreign, path: &str) -> anyhow::Result<()> {
-    let mut object = inside.get(path).await?.context("it is gone")?;
-    object["status"]["conditions"] = json!([{"type": "Approved", "status": "True",
-        "reason": "PorticoKubeconfig", "message": "asked for by portico kubeconfig --as"}]);
-    inside.replace(&format!("{path}/approval"), &object).await?;
-    Ok(())
+    let request = inside.get(path).await?.context("it is gone")?;
+    let message = "asked for by portico kubeconfig --as";
+    Ok(inside.approve(path, request, "PorticoKubeconfig", message).await?)
 }
 
 /// Waits for the certificate, PEM.
