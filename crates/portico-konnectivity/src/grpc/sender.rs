@@ -95,13 +95,6 @@ impl Sender {
         Ok(())
     }
 
-    /// A client ends the stream, when ready. The server may still send.
-    pub fn half_close(&mut self) -> Result<(), Error> {
-        self.stream.send_data(Bytes::new(), true)?;
-        self.activity.queue();
-        Ok(())
-    }
-
     /// Ends the stream at once, in both directions.
     pub fn reset(&mut self, reason: Reason) {
         self.stream.send_reset(reason);
