@@ -25,6 +25,15 @@ pub fn is_object_name(text: &str) -> bool {
     text.len() <= MAX_OBJECT_NAME && text.split('.').all(is_label)
 }
 
+/// The gateway of a seed: its Deployment and what belongs to that (deploy/gateway.yaml).
+pub const GATEWAY: &str = "portico-gateway";
+
+/// Selects the pods of gateways.
+pub const GATEWAY_PODS: &str = "app.kubernetes.io/name=portico-gateway";
+
+/// The condition on a node that `portico preflight --mesh` writes.
+pub const MESH_CONDITION: &str = "PorticoMesh";
+
 /// Namespace of a user cluster's control plane on the seed: this prefix and the Cluster's name.
 pub const CLUSTER_NAMESPACE_PREFIX: &str = "cluster-";
 

@@ -11,11 +11,9 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client};
+use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_kube::FIELD_MANAGER;
 use serde_json::json;
-
-/// The label by which slices belong to a Service.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// Nodes with a member of the mesh.
 pub type Members = BTreeMap<String, Member>;
@@ -45,7 +43,7 @@ pub struct NodeVerdict {
 /// Lists the members, from the API server's cache.
 pub async fn members(client: &Client, namespace: &str, service: &str) -> kube::Result<Members> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
-    let of_service = ListParams::default().labels(&format!("{SERVICE_NAME}={service}")).match_any();
+    let of_service = ListParams::default().labels(&format!("{SERVICE_NAME_LABEL}={service}")).match_any();
     Ok(members_of(&slices.list(&of_service).await?.items))
 }
 

@@ -10,6 +10,10 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use crate::profile::{LIFETIME, Names, Profile, Usage};
 
+/// The Secret with the kubeconfig of the administrators of a cluster.
+pub const ADMIN_KUBECONFIG: &str = "admin-kubeconfig";
+/// The Secret with the kubeconfig of controllers on the seed. No strategy changes the address in it.
+pub const INTERNAL_KUBECONFIG: &str = "internal-admin-kubeconfig";
 /// Key of an authority's certificate in its Secret.
 pub const CA_CERTIFICATE: &str = "ca.crt";
 /// Key of an authority's private key in its Secret.
@@ -194,8 +198,8 @@ pub const LEAVES: [Leaf; 14] = [
         Some(ADMINS),
         Signer::Clients,
     ),
-    kubeconfig("admin-kubeconfig", Server::External, "admin", Some(ADMINS)),
-    kubeconfig("internal-admin-kubeconfig", Server::Internal, "kubermatic-controllers", Some(ADMINS)),
+    kubeconfig(ADMIN_KUBECONFIG, Server::External, "admin", Some(ADMINS)),
+    kubeconfig(INTERNAL_KUBECONFIG, Server::Internal, "kubermatic-controllers", Some(ADMINS)),
     kubeconfig("scheduler-kubeconfig", Server::ControlPlane, "system:kube-scheduler", None),
     kubeconfig("controllermanager-kubeconfig", Server::ControlPlane, "system:kube-controller-manager", None),
     kubeconfig("konnectivity-kubeconfig", Server::ControlPlane, "system:konnectivity-server", None),

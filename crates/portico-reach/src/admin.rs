@@ -11,12 +11,10 @@ use portico_api::names::ClusterName;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting};
 use portico_kube::foreign::Foreign;
 use portico_kube::{Client, read};
-use portico_pki::{Kubeconfig, inventory};
+use portico_pki::Kubeconfig;
+use portico_pki::inventory::{ADMIN_KUBECONFIG, KUBECONFIG};
 use serde::Deserialize;
 use thiserror::Error;
-
-/// The Secret with the credentials of an administrator, as KKP and the operator make it.
-pub const SECRET: &str = "admin-kubeconfig";
 
 /// There is no Secret of this name.
 #[derive(Debug, Error)]
@@ -25,7 +23,7 @@ pub struct NoSecret(String);
 
 /// The kubeconfig of the administrator of the cluster `name`, leading to the address of now.
 pub async fn of_cluster(client: &Client, name: &str) -> anyhow::Result<Kubeconfig> {
-    of_secret(client, name, SECRET).await
+    of_secret(client, name, ADMIN_KUBECONFIG).await
 }
 
 /// The same with the credentials of another Secret in the namespace of the cluster. The error is a
@@ -63,8 +61,7 @@ fn server(name: &str, cluster: &Cluster) -> anyhow::Result<String> {
 
 /// The kubeconfig that the Secret holds, named after the cluster and leading to `server`.
 fn present(stored: &Secret, cluster: &str, server: String) -> anyhow::Result<Kubeconfig> {
-    let key = inventory::KUBECONFIG;
-    let data = stored.data.get(key).with_context(|| format!("it has no key {key:?}"))?;
+    let data = stored.data.get(KUBECONFIG).with_context(|| format!("it has no key {KUBECONFIG:?}"))?;
     let text = String::from_utf8(STANDARD.decode(data)?)?;
     Ok(Kubeconfig { cluster: cluster.to_owned(), server, ..Kubeconfig::parse(&text)? })
 }

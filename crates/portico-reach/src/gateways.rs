@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use futures_util::future::join_all;
 use portico_api::meta::ObjectKey;
+use portico_api::names::GATEWAY_PODS;
 use portico_expose::front::ADMIN_PORT;
 use portico_kube::{Client, Selector, list, read};
 use portico_routes::route::RouteKey;
 use serde_json::Value;
 
 use crate::links::AtGateway;
-
-/// The label by which the pods of a gateway are found (deploy/gateway.yaml).
-const GATEWAYS: &str = "app.kubernetes.io/name=portico-gateway";
 
 /// The Service of the proxy that KKP runs in a seed.
 const KKP_PROXY: &str = "nodeport-proxy";
@@ -37,7 +35,7 @@ impl Gateways {
     /// Asks each gateway that is ready.
     pub(crate) async fn ask(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let path = format!("/api/v1/namespaces/{namespace}/pods");
-        let (selector, mut pods) = (Selector::Labels(GATEWAYS), Vec::new());
+        let (selector, mut pods) = (Selector::Labels(GATEWAY_PODS), Vec::new());
         list(client, &path, selector, "the pods of the gateways", |pod| pods.push(pod)).await?;
         Ok(Self(join_all(pods.iter().map(|pod| Gateway::ask(client, namespace, pod))).await))
     }

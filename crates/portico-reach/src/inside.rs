@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use portico_api::cluster::Cluster;
+use portico_api::names::MESH_CONDITION;
 use portico_kube::Client;
 use portico_kube::foreign::ForeignError;
 use serde_json::Value;
@@ -16,9 +17,6 @@ use crate::nodes;
 
 /// The last link of users.
 const API_SERVER: &str = "API server";
-
-/// The condition that `portico preflight --mesh` writes.
-const MESH: &str = "PorticoMesh";
 
 /// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed; `has_agents` is
 /// whether pods need an agent on it by the door in force.
@@ -173,7 +171,7 @@ fn way_back(asked: Result<Option<Value>, ForeignError>) -> Link {
 
 /// What the mesh of nodes says, if it runs.
 fn mesh(object: &Value) -> Option<Link> {
-    let found = condition(object, MESH)?;
+    let found = condition(object, MESH_CONDITION)?;
     let message = text(found, "message");
     Some(match text(found, "status") {
         "True" => Link::holds("mesh", message),
@@ -241,7 +239,8 @@ mod tests {
 
     #[test]
     fn a_mesh_that_finds_something_is_told_and_one_that_does_not_run_is_no_link() {
-        let node = |status: &str| json!({"status": {"conditions": [{"type": MESH, "status": status}]}});
+        let node =
+            |status: &str| json!({"status": {"conditions": [{"type": MESH_CONDITION, "status": status}]}});
         assert_eq!(mesh(&json!({})), None);
         assert_eq!(mesh(&node("True")).unwrap().state, State::Holds);
         assert_eq!(mesh(&node("False")).unwrap().state, State::Unknown);

@@ -33,6 +33,7 @@ use portico_kube::events::Events;
 use portico_kube::leader::{Leads, while_leading};
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
+use portico_pki::inventory::INTERNAL_KUBECONFIG;
 use portico_source::Object;
 use thiserror::Error;
 use tokio::sync::watch as channel;
@@ -60,9 +61,6 @@ mod proofs;
 mod reports;
 mod rest;
 mod subject;
-
-/// The Secret with the way into a user cluster, in the namespace of the cluster. No strategy changes it.
-const INTERNAL_KUBECONFIG: &str = "internal-admin-kubeconfig";
 
 /// Passes at the same time, each over another cluster. More than may hang at once; each holds an answer of
 /// 64 KiB at most.

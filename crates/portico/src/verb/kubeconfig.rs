@@ -12,7 +12,8 @@ use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use portico_api::names::HostName;
 use portico_pki::Kubeconfig;
-use portico_reach::admin::{NoSecret, SECRET, of_cluster, of_secret};
+use portico_pki::inventory::ADMIN_KUBECONFIG;
+use portico_reach::admin::{NoSecret, of_cluster, of_secret};
 
 use crate::args::kubeconfig;
 use crate::daemon;
@@ -34,7 +35,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Secret in the namespace of the cluster that holds the credentials, for example viewer-kubeconfig
-    #[arg(long, value_name = "NAME", default_value = SECRET, value_parser = label)]
+    #[arg(long, value_name = "NAME", default_value = ADMIN_KUBECONFIG, value_parser = label)]
     secret: String,
     #[command(flatten)]
     personal: personal::Person,

@@ -6,6 +6,7 @@ use kube::Api;
 use kube::api::PostParams;
 use portico_api::annotations::{PROVIDED, TUNNEL_CERTIFICATE};
 use portico_api::configuration::KubermaticConfiguration;
+use portico_api::names::GATEWAY_PODS;
 use portico_api::seed::Seed;
 use portico_expose::components::{Components, Part, components, tunnel_hosts, usable};
 use portico_expose::exposure::MANAGED_BY;
@@ -226,10 +227,8 @@ impl Context {
         let (available, wanted) = (number("/status/availableReplicas"), number("/spec/replicas"));
         let (updated, key) = (number("/status/updatedReplicas"), &self.settings.gateway.front.namespace);
         if available == 0 {
-            let message = format!(
-                "none of {wanted} pods serves: kubectl describe pods -n {key} -l \
-                 app.kubernetes.io/name=portico-gateway"
-            );
+            let message =
+                format!("none of {wanted} pods serves: kubectl describe pods -n {key} -l {GATEWAY_PODS}");
             return State::bad("GatewayUnavailable", message);
         }
         if available < wanted || updated < wanted {

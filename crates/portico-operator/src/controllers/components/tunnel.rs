@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 use portico_api::annotations::{PROVIDED, TUNNEL_CERTIFICATE};
+use portico_api::names::GATEWAY;
 use portico_api::seed::Seed;
 use portico_kube::events::Severity;
 use portico_pki::inventory::{CA_CERTIFICATE, TUNNEL};
@@ -37,7 +38,7 @@ pub(super) fn is_provided(seed: &Seed) -> bool {
 
 /// The certificate that agents see, in this namespace.
 pub(super) fn issued(namespace: &str) -> Issued {
-    Issued::new(TUNNEL, namespace, "portico-gateway")
+    Issued::new(TUNNEL, namespace, GATEWAY)
 }
 
 impl Context {

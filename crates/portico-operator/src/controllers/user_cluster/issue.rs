@@ -13,7 +13,7 @@ use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY};
 use portico_expose::migration::{Fact, Proof};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
-use portico_pki::inventory::{CA_CERTIFICATE, CA_KEY, KUBECONFIG, LEAVES, Signer};
+use portico_pki::inventory::{ADMIN_KUBECONFIG, CA_CERTIFICATE, CA_KEY, KUBECONFIG, LEAVES, Signer};
 use portico_pki::{Authority, Credential, KeyKind, Kubeconfig, Names, Pair, Profile};
 use serde_json::{Value, json};
 
@@ -21,9 +21,6 @@ use super::Context;
 use super::subject::{Known, Subject, text};
 use crate::cache::api;
 use crate::write::{RequestError, request};
-
-/// The Secret.
-const ADMIN_KUBECONFIG: &str = "admin-kubeconfig";
 
 impl Context {
     /// Makes the Secret as it should be; `Err` says why there can be none.

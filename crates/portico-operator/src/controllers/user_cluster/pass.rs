@@ -12,11 +12,12 @@ use portico_expose::strategy;
 use portico_expose::user_cluster::{BAD_KUBECONFIG, Konnectivity, NO_KUBECONFIG};
 use portico_kube::apply::{Applied, apply};
 use portico_kube::seen::Seen;
-use portico_pki::{Kubeconfig, inventory};
+use portico_pki::Kubeconfig;
+use portico_pki::inventory::{self, INTERNAL_KUBECONFIG};
 use serde_json::{Value, json};
 
 use super::subject::{Clusters, Known, NOT_EXPOSED, Readiness, Subject, text};
-use super::{Context, Failed, INTERNAL_KUBECONFIG};
+use super::{Context, Failed};
 use crate::cache::api;
 use crate::controllers::exposed::Written;
 use crate::controllers::exposure::belongs_to;

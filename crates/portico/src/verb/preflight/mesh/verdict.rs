@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use portico_api::names::MESH_CONDITION;
 use portico_operator::mesh::{Members, NodeVerdict};
 use portico_preflight::verdict::{Finding, Status};
-
-/// The condition.
-const KIND: &str = "PorticoMesh";
 
 /// Flows that the message names; `/status` has all.
 const MOST_NAMED: usize = 3;
@@ -32,7 +30,7 @@ pub(super) fn some(
 
 /// What the findings of a round say about this node.
 pub(super) fn of(findings: &[Finding], peers: &BTreeMap<String, Vec<IpAddr>>) -> NodeVerdict {
-    let verdict = |holds, reason, message| NodeVerdict { kind: KIND, holds, reason, message };
+    let verdict = |holds, reason, message| NodeVerdict { kind: MESH_CONDITION, holds, reason, message };
     let failed: Vec<&Finding> = findings.iter().filter(|finding| finding.status == Status::Failed).collect();
     if peers.is_empty() {
         return verdict(None, "NoPeers", "no other node has a member of the mesh that is ready".to_owned());
