@@ -37,7 +37,7 @@ struct Targets {
     clusters: HashMap<Tenant, Member>,
     /// Clusters without an upstream that have connections open. A Service that is made anew finds them
     /// counted.
-    departed: HashMap<Tenant, Weak<Cluster>>,
+    unrouted: HashMap<Tenant, Weak<Cluster>>,
 }
 
 /// A cluster with at least one upstream.
@@ -76,8 +76,8 @@ impl Live {
     /// Every cluster that has a route, or had one and has connections still open.
     pub fn clusters(&self) -> Vec<Arc<Cluster>> {
         let targets = self.lock();
-        let departed = targets.departed.values().filter_map(Weak::upgrade);
-        targets.clusters.values().map(|member| Arc::clone(&member.cluster)).chain(departed).collect()
+        let unrouted = targets.unrouted.values().filter_map(Weak::upgrade);
+        targets.clusters.values().map(|member| Arc::clone(&member.cluster)).chain(unrouted).collect()
     }
 
     /// The cluster of this name, if it has a route.
@@ -127,7 +127,7 @@ impl Live {
                 }
             }
         }
-        targets.departed.retain(|_, cluster| cluster.strong_count() > 0);
+        targets.unrouted.retain(|_, cluster| cluster.strong_count() > 0);
         self.routes.store(routes);
         applied
     }
@@ -176,9 +176,9 @@ impl Targets {
     }
 
     fn join(&mut self, name: &Tenant, fair_share: &Arc<FairShare>) -> Arc<Cluster> {
-        let departed = &mut self.departed;
+        let unrouted = &mut self.unrouted;
         let member = self.clusters.entry(name.clone()).or_insert_with(|| {
-            let known = departed.remove(name).and_then(|cluster| cluster.upgrade());
+            let known = unrouted.remove(name).and_then(|cluster| cluster.upgrade());
             let new = || Arc::new(Cluster::new(name.clone(), Arc::clone(fair_share)));
             Member { cluster: known.unwrap_or_else(new), upstreams: 0 }
         });
@@ -193,7 +193,7 @@ impl Targets {
             && let Some((name, Member { cluster, .. })) = self.clusters.remove_entry(name)
             && cluster.is_in_use()
         {
-            self.departed.insert(name, Arc::downgrade(&cluster));
+            self.unrouted.insert(name, Arc::downgrade(&cluster));
         }
     }
 }

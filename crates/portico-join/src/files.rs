@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use jiff::Timestamp;
-use portico_hosting::join::machine::{NewFile, Places};
+use portico_hosting::join::machine::{NewFile, Paths};
 use portico_hosting::join::moving::Step;
 use portico_hosting::join::trust::{CaHash, node_of};
 use portico_pki::ends;
@@ -47,21 +47,21 @@ pub enum Before {
 }
 
 /// Reads the record, if there is one.
-pub fn record(places: &Places) -> anyhow::Result<Option<Record>> {
-    let path = places.record();
+pub fn record(paths: &Paths) -> anyhow::Result<Option<Record>> {
+    let path = paths.record();
     let Some(text) = read(&path)? else { return Ok(None) };
     let record = serde_json::from_str(&text);
     record.map(Some).with_context(|| format!("{} is not as `portico join` writes it", path.display()))
 }
 
 /// Whether the machine can join the cluster with these authorities.
-pub fn before(places: &Places, pins: &[CaHash]) -> anyhow::Result<Before> {
-    let has_kubeconfig = places.kubeconfig().exists();
-    match record(places)? {
+pub fn before(paths: &Paths, pins: &[CaHash]) -> anyhow::Result<Before> {
+    let has_kubeconfig = paths.kubeconfig().exists();
+    match record(paths)? {
         None if has_kubeconfig => bail!(
             "{} exists and `portico join` did not make it: this machine belongs to a cluster already. If it \
              is to leave that, `kubeadm reset`, or as the one says who had it join",
-            places.kubeconfig().display()
+            paths.kubeconfig().display()
         ),
         None => Ok(Before::Open { ours: Vec::new() }),
         Some(record) => {
@@ -75,20 +75,20 @@ pub fn before(places: &Places, pins: &[CaHash]) -> anyhow::Result<Before> {
                 record.node
             );
             // The kubelet writes the kubeconfig when it starts, before it has a certificate.
-            let is_node = has_kubeconfig && has_certificate(places, &record.node, Timestamp::now());
+            let is_node = has_kubeconfig && has_certificate(paths, &record.node, Timestamp::now());
             Ok(if is_node { Before::Joined(record) } else { Before::Open { ours: record.files } })
         }
     }
 }
 
 /// Whether the kubelet has a certificate for this node that is still good.
-fn has_certificate(places: &Places, node: &str, now: Timestamp) -> bool {
-    let Ok(text) = fs::read_to_string(places.certificate()) else { return false };
+fn has_certificate(paths: &Paths, node: &str, now: Timestamp) -> bool {
+    let Ok(text) = fs::read_to_string(paths.certificate()) else { return false };
     node_of(&text).is_some_and(|name| name == node) && ends(&text).is_some_and(|end| end > now)
 }
 
 /// Writes the files, of which those of `ours` may be replaced.
-pub fn write(places: &Places, mut record: Record, files: &[NewFile], ours: &[PathBuf]) -> anyhow::Result<()> {
+pub fn write(paths: &Paths, mut record: Record, files: &[NewFile], ours: &[PathBuf]) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     for file in files {
         match read(&file.path)? {
@@ -105,7 +105,7 @@ pub fn write(places: &Places, mut record: Record, files: &[NewFile], ours: &[Pat
     let new = missing.iter().map(|file| &file.path).filter(|path| !ours.contains(path));
     record.files.extend(new.cloned());
     let content = format!("{}\n", serde_json::to_string_pretty(&record)?);
-    put(&NewFile { path: places.record(), content, mode: 0o600 })?;
+    put(&NewFile { path: paths.record(), content, mode: 0o600 })?;
     missing.into_iter().try_for_each(put)
 }
 
@@ -151,21 +151,21 @@ fn rewrite(file: &NewFile) -> anyhow::Result<()> {
 }
 
 /// Removes what was written, and what the kubelet made of it; returns what was there. The record goes last.
-pub fn remove(places: &Places, record: &Record) -> anyhow::Result<Vec<PathBuf>> {
-    let mut paths = record.files.clone();
-    paths.extend([places.kubeconfig(), places.before_move(), places.running()]);
-    match fs::read_dir(places.certificates()) {
+pub fn remove(paths: &Paths, record: &Record) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = record.files.clone();
+    files.extend([paths.kubeconfig(), paths.before_move(), paths.running()]);
+    match fs::read_dir(paths.certificates()) {
         Ok(entries) => {
             for entry in entries {
-                paths.push(entry.with_context(|| cannot_remove(&places.certificates()))?.path());
+                files.push(entry.with_context(|| cannot_remove(&paths.certificates()))?.path());
             }
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| cannot_remove(&places.certificates())),
+        Err(error) => return Err(error).with_context(|| cannot_remove(&paths.certificates())),
     }
-    paths.push(places.record());
+    files.push(paths.record());
     let mut gone = Vec::new();
-    for path in paths {
+    for path in files {
         if removed(&path)? {
             gone.push(path);
         }
@@ -217,34 +217,34 @@ mod tests {
         Record { server, authority: vec![pin.to_owned()], node, files: Vec::new(), systemd: false }
     }
 
-    fn new_file(places: &Places, content: &str) -> NewFile {
-        NewFile { path: places.bootstrap(), content: content.to_owned(), mode: 0o600 }
+    fn new_file(paths: &Paths, content: &str) -> NewFile {
+        NewFile { path: paths.bootstrap(), content: content.to_owned(), mode: 0o600 }
     }
 
     #[test]
     fn what_was_written_is_removed_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places::below(dir.path());
-        let file = new_file(&places, "token");
-        write(&places, record_of(PIN), std::slice::from_ref(&file), &[]).unwrap();
+        let paths = Paths::below(dir.path());
+        let file = new_file(&paths, "token");
+        write(&paths, record_of(PIN), std::slice::from_ref(&file), &[]).unwrap();
         assert_eq!(fs::metadata(&file.path).unwrap().permissions().mode() & 0o777, 0o600);
-        fs::create_dir_all(places.certificates()).unwrap();
-        fs::write(places.certificate(), "of the kubelet").unwrap();
-        fs::write(places.kubeconfig(), "of the kubelet").unwrap();
+        fs::create_dir_all(paths.certificates()).unwrap();
+        fs::write(paths.certificate(), "of the kubelet").unwrap();
+        fs::write(paths.kubeconfig(), "of the kubelet").unwrap();
         let others = dir.path().join("etc/kubernetes/manifests.yaml");
         fs::write(&others, "somebody's").unwrap();
-        let record = record(&places).unwrap().unwrap();
-        assert_eq!(remove(&places, &record).unwrap().len(), 4);
-        assert!(others.exists() && !places.kubeconfig().exists() && !places.certificate().exists());
-        assert_eq!(before(&places, &[]).unwrap(), Before::Open { ours: Vec::new() });
-        assert_eq!(remove(&places, &record).unwrap(), Vec::<PathBuf>::new(), "a second time is harmless");
+        let record = record(&paths).unwrap().unwrap();
+        assert_eq!(remove(&paths, &record).unwrap().len(), 4);
+        assert!(others.exists() && !paths.kubeconfig().exists() && !paths.certificate().exists());
+        assert_eq!(before(&paths, &[]).unwrap(), Before::Open { ours: Vec::new() });
+        assert_eq!(remove(&paths, &record).unwrap(), Vec::<PathBuf>::new(), "a second time is harmless");
     }
 
     #[test]
     fn a_file_that_is_changed_keeps_its_mode_and_the_link_to_it_and_a_new_one_is_secret() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places::below(dir.path());
-        let file = new_file(&places, "new");
+        let paths = Paths::below(dir.path());
+        let file = new_file(&paths, "new");
         let mode = || fs::metadata(&file.path).unwrap().permissions().mode() & 0o777;
         take(&[Step::Write(file.clone())]).unwrap();
         assert_eq!(mode(), 0o600);
@@ -277,48 +277,48 @@ mod tests {
     #[test]
     fn a_machine_of_another_cluster_is_refused_with_how_it_leaves() {
         let dir = tempfile::tempdir().unwrap();
-        let (places, pins) = (Places::below(dir.path()), [PIN.parse().unwrap()]);
-        write(&places, record_of(OTHER), &[], &[]).unwrap();
-        let error = before(&places, &pins).unwrap_err().to_string();
+        let (paths, pins) = (Paths::below(dir.path()), [PIN.parse().unwrap()]);
+        write(&paths, record_of(OTHER), &[], &[]).unwrap();
+        let error = before(&paths, &pins).unwrap_err().to_string();
         assert!(error.contains("portico join remove") && error.contains("worker-1"), "{error}");
-        fs::remove_file(places.record()).unwrap();
-        fs::create_dir_all(places.kubeconfig().parent().unwrap()).unwrap();
-        fs::write(places.kubeconfig(), "kubeadm's").unwrap();
-        let error = before(&places, &pins).unwrap_err().to_string();
+        fs::remove_file(paths.record()).unwrap();
+        fs::create_dir_all(paths.kubeconfig().parent().unwrap()).unwrap();
+        fs::write(paths.kubeconfig(), "kubeadm's").unwrap();
+        let error = before(&paths, &pins).unwrap_err().to_string();
         assert!(error.contains("kubeadm reset"), "{error}");
     }
 
     #[test]
     fn a_second_time_replaces_only_what_the_first_wrote() {
         let dir = tempfile::tempdir().unwrap();
-        let (places, pins) = (Places::below(dir.path()), [PIN.parse().unwrap()]);
-        write(&places, record_of(PIN), &[new_file(&places, "old")], &[]).unwrap();
-        let Before::Open { ours } = before(&places, &pins).unwrap() else { panic!("it is not a node yet") };
-        write(&places, record_of(PIN), &[new_file(&places, "new")], &ours).unwrap();
-        assert_eq!(fs::read_to_string(places.bootstrap()).unwrap(), "new");
-        let error = write(&places, record_of(PIN), &[new_file(&places, "newer")], &[]).unwrap_err();
+        let (paths, pins) = (Paths::below(dir.path()), [PIN.parse().unwrap()]);
+        write(&paths, record_of(PIN), &[new_file(&paths, "old")], &[]).unwrap();
+        let Before::Open { ours } = before(&paths, &pins).unwrap() else { panic!("it is not a node yet") };
+        write(&paths, record_of(PIN), &[new_file(&paths, "new")], &ours).unwrap();
+        assert_eq!(fs::read_to_string(paths.bootstrap()).unwrap(), "new");
+        let error = write(&paths, record_of(PIN), &[new_file(&paths, "newer")], &[]).unwrap_err();
         assert!(error.to_string().contains("move it away"), "{error}");
-        assert_eq!(fs::read_to_string(places.bootstrap()).unwrap(), "new");
+        assert_eq!(fs::read_to_string(paths.bootstrap()).unwrap(), "new");
         // The kubelet has started, and waits for its certificate: another token may be what it needs.
-        fs::write(places.kubeconfig(), "the kubelet's").unwrap();
-        let Before::Open { ours } = before(&places, &pins).unwrap() else { panic!("it is not a node yet") };
-        assert_eq!(ours, [places.bootstrap()]);
-        write(&places, record_of(PIN), &[], &ours).unwrap();
-        assert_eq!(record(&places).unwrap().unwrap().files, ours, "what was written once is not forgotten");
+        fs::write(paths.kubeconfig(), "the kubelet's").unwrap();
+        let Before::Open { ours } = before(&paths, &pins).unwrap() else { panic!("it is not a node yet") };
+        assert_eq!(ours, [paths.bootstrap()]);
+        write(&paths, record_of(PIN), &[], &ours).unwrap();
+        assert_eq!(record(&paths).unwrap().unwrap().files, ours, "what was written once is not forgotten");
     }
 
     #[test]
     fn a_machine_is_a_node_with_a_certificate_of_that_name_that_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let (places, pins) = (Places::below(dir.path()), [PIN.parse().unwrap()]);
-        write(&places, record_of(PIN), &[], &[]).unwrap();
-        fs::create_dir_all(places.certificates()).unwrap();
-        fs::create_dir_all(places.kubeconfig().parent().unwrap()).unwrap();
-        fs::write(places.kubeconfig(), "the kubelet's").unwrap();
+        let (paths, pins) = (Paths::below(dir.path()), [PIN.parse().unwrap()]);
+        write(&paths, record_of(PIN), &[], &[]).unwrap();
+        fs::create_dir_all(paths.certificates()).unwrap();
+        fs::create_dir_all(paths.kubeconfig().parent().unwrap()).unwrap();
+        fs::write(paths.kubeconfig(), "the kubelet's").unwrap();
         let issue = |name: &str, year: i32| {
             let node = Certificate::client(&format!("system:node:{name}")).not_after(year, 1, 1);
-            fs::write(places.certificate(), node.self_signed().unwrap().cert).unwrap();
-            matches!(before(&places, &pins).unwrap(), Before::Joined(_))
+            fs::write(paths.certificate(), node.self_signed().unwrap().cert).unwrap();
+            matches!(before(&paths, &pins).unwrap(), Before::Joined(_))
         };
         assert!(issue("worker-1", 2_999));
         assert!(!issue("worker-1", 2_001) && !issue("worker-2", 2_999));
@@ -327,9 +327,9 @@ mod tests {
     #[test]
     fn a_record_that_cannot_be_read_stops_everything() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places::below(dir.path());
-        fs::create_dir_all(places.record().parent().unwrap()).unwrap();
-        fs::write(places.record(), "{").unwrap();
-        assert!(before(&places, &[]).unwrap_err().to_string().contains("join.json"));
+        let paths = Paths::below(dir.path());
+        fs::create_dir_all(paths.record().parent().unwrap()).unwrap();
+        fs::write(paths.record(), "{").unwrap();
+        assert!(before(&paths, &[]).unwrap_err().to_string().contains("join.json"));
     }
 }

@@ -14,7 +14,7 @@ use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use portico_hosting::join::machine::{Places, UNIT};
+use portico_hosting::join::machine::{Paths, UNIT};
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::trust::node_of;
 use rustix::io::Errno;
@@ -144,8 +144,8 @@ pub fn turn(parent: i32, program: &Path, arguments: &[OsString]) -> anyhow::Resu
 }
 
 /// Waits until the kubelet has a certificate for this node.
-pub async fn joined(places: &Places, name: &NodeName, limit: Duration) -> anyhow::Result<()> {
-    let path = places.certificate();
+pub async fn joined(paths: &Paths, name: &NodeName, limit: Duration) -> anyhow::Result<()> {
+    let path = paths.certificate();
     let has_one = || {
         let certificate = std::fs::read_to_string(&path).ok();
         certificate.and_then(|text| node_of(&text)).is_some_and(|node| node == name.as_str())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use jiff::Timestamp;
-use portico_hosting::join::machine::{NewFile, Places};
+use portico_hosting::join::machine::{NewFile, Paths};
 use portico_hosting::join::moving::server_of;
 use serde::{Deserialize, Serialize};
 use tokio::process::Child;
@@ -31,25 +31,25 @@ pub struct Running {
 pub struct Staying<'a> {
     program: &'a Path,
     arguments: &'a [String],
-    places: &'a Places,
+    paths: &'a Paths,
     server: Option<String>,
     child: Child,
 }
 
 impl<'a> Staying<'a> {
     /// Starts it. It ends with this process.
-    pub fn start(program: &'a Path, arguments: &'a [String], places: &'a Places) -> anyhow::Result<Self> {
+    pub fn start(program: &'a Path, arguments: &'a [String], paths: &'a Paths) -> anyhow::Result<Self> {
         // It makes its kubeconfig from that of the bootstrap.
-        let server = named(&places.kubeconfig()).or_else(|| named(&places.bootstrap()));
+        let server = named(&paths.kubeconfig()).or_else(|| named(&paths.bootstrap()));
         let started = Timestamp::now();
         let child = kubelet::start(program, arguments)?;
         let running = Running { server: server.clone(), started };
         let content = serde_json::to_string(&running)?;
-        if let Err(error) = files::put(&NewFile { path: places.running(), content, mode: 0o644 }) {
+        if let Err(error) = files::put(&NewFile { path: paths.running(), content, mode: 0o644 }) {
             // A node that runs is worth more than one that can be moved.
             tracing::warn!(%error, "`portico join move` will not know with which server the kubelet runs");
         }
-        Ok(Self { program, arguments, places, server, child })
+        Ok(Self { program, arguments, paths, server, child })
     }
 
     /// Stays with it until it ends by itself, which it never should.
@@ -57,13 +57,13 @@ impl<'a> Staying<'a> {
         loop {
             tokio::select! {
                 status = self.child.wait() => return Err(ended(status?)),
-                server = other_server(self.places, self.server.as_deref()) => {
+                server = other_server(self.paths, self.server.as_deref()) => {
                     let before = self.server.as_deref();
                     tracing::info!(server, before, "the kubelet starts anew, with another server");
                 }
             }
             self.end().await?;
-            *self = Self::start(self.program, self.arguments, self.places)?;
+            *self = Self::start(self.program, self.arguments, self.paths)?;
         }
     }
 
@@ -74,10 +74,10 @@ impl<'a> Staying<'a> {
 }
 
 /// Returns another server than this one, once the kubeconfig names it.
-async fn other_server(places: &Places, server: Option<&str>) -> String {
+async fn other_server(paths: &Paths, server: Option<&str>) -> String {
     loop {
         sleep(LOOK).await;
-        match named(&places.kubeconfig()) {
+        match named(&paths.kubeconfig()) {
             Some(other) if server != Some(&other) => return other,
             _ => {}
         }
@@ -85,8 +85,8 @@ async fn other_server(places: &Places, server: Option<&str>) -> String {
 }
 
 /// With which server the kubelet runs that a `portico join` stays with, or stayed with at last.
-pub fn running(places: &Places) -> Option<Running> {
-    serde_json::from_str(&files::read(&places.running()).ok()??).ok()
+pub fn running(paths: &Paths) -> Option<Running> {
+    serde_json::from_str(&files::read(&paths.running()).ok()??).ok()
 }
 
 fn named(kubeconfig: &Path) -> Option<String> {

@@ -78,7 +78,7 @@ type Waiting = HashSet<(Option<String>, String)>;
 
 /// The objects that wait for a pass. The queue of the `kube` crate does not say how long it is.
 ///
-/// Retries that are due are not among them: they wait for nothing but a place.
+/// Retries that are due are not among them: they wait for nothing but a slot.
 #[derive(Debug, Clone)]
 pub(crate) struct Queue {
     waiting: Arc<Mutex<Waiting>>,

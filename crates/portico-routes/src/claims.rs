@@ -49,7 +49,7 @@ pub(crate) struct Claims {
     /// every key has one.
     by_key: BTreeMap<RouteKey, SmallVec<[Claim; 1]>>,
     /// For which namespace a key is kept.
-    kept: HashMap<RouteKey, Keeper>,
+    kept: HashMap<RouteKey, KeptFor>,
     /// The keys of `kept` by namespace, the one kept first at the front.
     kept_by: HashMap<Arc<str>, SmallVec<[RouteKey; 1]>>,
     /// The keys kept or let go since the last commit.
@@ -58,10 +58,10 @@ pub(crate) struct Claims {
 
 /// The namespace a key is kept for.
 #[derive(Debug)]
-struct Keeper {
+struct KeptFor {
     namespace: Arc<str>,
     rank: Rank,
-    /// The table knows.
+    /// The route table has it.
     is_published: bool,
 }
 
@@ -119,9 +119,9 @@ impl Claims {
         let claims = self.by_key.entry(key.clone()).or_default();
         let position = claims.partition_point(|other| *other < claim);
         claims.insert(position, claim);
-        if let Some(keeper) = self.kept.get(&key) {
-            let is_back = self.claims_from(&key, &keeper.namespace).next().is_some();
-            let is_asked_for_anew = keeper.rank == Rank::Other && keeper.namespace != namespace;
+        if let Some(kept) = self.kept.get(&key) {
+            let is_back = self.claims_from(&key, &kept.namespace).next().is_some();
+            let is_asked_for_anew = kept.rank == Rank::Other && kept.namespace != namespace;
             if (is_back && !self.has_rivals(&key)) || (!is_back && is_asked_for_anew) {
                 self.let_go(&key);
             }
@@ -142,9 +142,9 @@ impl Claims {
             self.keep(key, claim);
         }
         // Nobody waits for a key that nothing speaks for but that it was once claimed.
-        let is_of_no_use = self.kept.get(key).is_some_and(|keeper| {
-            let from_keeper = self.claims_from(key, &keeper.namespace).next().is_some();
-            !self.has_rivals(key) && (from_keeper || keeper.rank == Rank::Other)
+        let is_of_no_use = self.kept.get(key).is_some_and(|kept| {
+            let has_own_claim = self.claims_from(key, &kept.namespace).next().is_some();
+            !self.has_rivals(key) && (has_own_claim || kept.rank == Rank::Other)
         });
         if is_of_no_use {
             self.let_go(key);
@@ -155,10 +155,10 @@ impl Claims {
     /// The claim that owns `key`.
     pub(crate) fn owner(&self, key: &RouteKey) -> Option<&Claim> {
         let first = self.by_key.get(key)?.first()?;
-        let Some(keeper) = self.kept.get(key) else { return Some(first) };
-        match self.claims_from(key, &keeper.namespace).next() {
+        let Some(kept) = self.kept.get(key) else { return Some(first) };
+        match self.claims_from(key, &kept.namespace).next() {
             Some(returned) if returned.rank == first.rank => Some(returned),
-            None if keeper.rank <= first.rank => None,
+            None if kept.rank <= first.rank => None,
             _ => Some(first),
         }
     }
@@ -170,7 +170,7 @@ impl Claims {
     }
 
     /// The namespace that `key` is kept for.
-    pub(crate) fn keeper(&self, key: &RouteKey) -> Option<&str> {
+    pub(crate) fn kept_for(&self, key: &RouteKey) -> Option<&str> {
         Some(&*self.kept.get(key)?.namespace)
     }
 
@@ -181,8 +181,8 @@ impl Claims {
         let mut owners = Vec::new();
         for key in keys {
             if is_known {
-                if let Some(keeper) = self.kept.get_mut(&key) {
-                    keeper.rank = Rank::OfCluster;
+                if let Some(kept) = self.kept.get_mut(&key) {
+                    kept.rank = Rank::OfCluster;
                 }
             } else {
                 self.let_go(&key);
@@ -195,15 +195,15 @@ impl Claims {
     /// The keys that are kept, or no longer, since the last call.
     pub(crate) fn take_kept_changes(&mut self) -> Vec<(RouteKey, bool)> {
         let changed = std::mem::take(&mut self.kept_changes);
-        let told = changed.into_iter().map(|key| {
-            let keeper = self.kept.get_mut(&key);
-            let is_kept = keeper.is_some();
-            if let Some(keeper) = keeper {
-                keeper.is_published = true;
+        let changes = changed.into_iter().map(|key| {
+            let kept = self.kept.get_mut(&key);
+            let is_kept = kept.is_some();
+            if let Some(kept) = kept {
+                kept.is_published = true;
             }
             (key, is_kept)
         });
-        told.collect()
+        changes.collect()
     }
 
     /// Whether no key is claimed or kept.
@@ -227,7 +227,7 @@ impl Claims {
                 let because = match owner {
                     Some(owner) if first == Some(owner) => Because::Owned(owner),
                     Some(owner) => Because::Returned(owner),
-                    None => Because::Kept(self.keeper(key)?),
+                    None => Because::Kept(self.kept_for(key)?),
                 };
                 Some(Waiting { key, claim, because })
             })
@@ -236,7 +236,7 @@ impl Claims {
 
     fn keep(&mut self, key: &RouteKey, claim: &Claim) {
         let namespace = Arc::clone(&claim.service.key.namespace);
-        if self.kept.get(key).is_some_and(|keeper| keeper.namespace == namespace) {
+        if self.kept.get(key).is_some_and(|kept| kept.namespace == namespace) {
             return;
         }
         self.let_go(key);
@@ -251,29 +251,29 @@ impl Claims {
             Rank::OfCluster => Rank::OfCluster,
             Rank::Planned | Rank::Other => Rank::Other,
         };
-        // A change that is still to be told is that the table knows of an earlier keeper.
+        // If a change is still to be published, the table has an earlier one.
         let is_published = !self.kept_changes.insert(key.clone());
-        self.kept.insert(key.clone(), Keeper { namespace, rank, is_published });
+        self.kept.insert(key.clone(), KeptFor { namespace, rank, is_published });
     }
 
     fn let_go(&mut self, key: &RouteKey) {
-        let Some(keeper) = self.forget(key) else { return };
-        if let Some(keys) = self.kept_by.get_mut(&keeper.namespace) {
+        let Some(kept) = self.forget(key) else { return };
+        if let Some(keys) = self.kept_by.get_mut(&kept.namespace) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
-                self.kept_by.remove(&keeper.namespace);
+                self.kept_by.remove(&kept.namespace);
             }
         }
     }
 
-    fn forget(&mut self, key: &RouteKey) -> Option<Keeper> {
-        let keeper = self.kept.remove(key)?;
-        if keeper.is_published {
+    fn forget(&mut self, key: &RouteKey) -> Option<KeptFor> {
+        let kept = self.kept.remove(key)?;
+        if kept.is_published {
             self.kept_changes.insert(key.clone());
         } else {
             self.kept_changes.remove(key);
         }
-        Some(keeper)
+        Some(kept)
     }
 
     fn claims_from<'a>(&'a self, key: &RouteKey, namespace: &'a str) -> impl Iterator<Item = &'a Claim> {
@@ -283,9 +283,9 @@ impl Claims {
 
     /// Whether another namespace claims `key` than the one it is kept for.
     fn has_rivals(&self, key: &RouteKey) -> bool {
-        let Some(keeper) = self.kept.get(key) else { return false };
+        let Some(kept) = self.kept.get(key) else { return false };
         let mut claims = self.by_key.get(key).into_iter().flatten();
-        claims.any(|claim| claim.service.key.namespace != keeper.namespace)
+        claims.any(|claim| claim.service.key.namespace != kept.namespace)
     }
 
     fn if_changed(&self, before: Option<Claim>, key: &RouteKey) -> [Option<Claim>; 2] {

@@ -31,11 +31,11 @@ impl RouteIndex {
         let slices = self.services.values().filter(|entry| entry.service.is_some());
         let slices = slices.flat_map(|entry| &entry.slices).flat_map(|slice| &slice.problems);
         // A Service of 256 ports may wait for as many names, and a thousand Services for the same.
-        let mut told: HashMap<&ObjectKey, usize> = HashMap::new();
+        let mut reported: HashMap<&ObjectKey, usize> = HashMap::new();
         let waiting = self.claims.waiting().filter(move |waiting| {
-            let told = told.entry(&waiting.claim.service.key).or_default();
-            *told += 1;
-            *told <= MAX_PER_OBJECT
+            let reported = reported.entry(&waiting.claim.service.key).or_default();
+            *reported += 1;
+            *reported <= MAX_PER_OBJECT
         });
         let conflicts = waiting.map(|waiting| self.conflict(&waiting));
         let overridden = exposed().filter(|service| {

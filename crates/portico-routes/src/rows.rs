@@ -120,13 +120,13 @@ impl RouteIndex {
     }
 
     fn state(&self, key: &RouteKey, claim: &Claim, policy: &ClusterPolicy, ready: bool) -> RouteState {
-        let keeper = || self.claims.keeper(key).map(Tenant::of_namespace);
+        let kept_for = || self.claims.kept_for(key).map(Tenant::of_namespace);
         match (key, self.claims.owner(key)) {
             (RouteKey::Port(_), _) if !policy.node_port_listeners => RouteState::ListenersOff,
             (_, Some(owner)) if owner != claim => {
                 RouteState::Conflict { winner: owner.port().backend_id(&owner.service.key) }
             }
-            (_, None) if let Some(tenant) = keeper() => RouteState::Kept { tenant },
+            (_, None) if let Some(tenant) = kept_for() => RouteState::Kept { tenant },
             _ if ready => RouteState::Ready,
             _ => RouteState::NotReady,
         }

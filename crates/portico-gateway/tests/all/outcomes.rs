@@ -62,7 +62,7 @@ const ENDS: [(End, fn()); 10] = [
     (End::Reset(Side::Downstream), reset_by_the_client),
     (End::Reset(Side::Upstream), reset_by_the_endpoint),
     (End::Idle, idle),
-    (End::EndpointRemoved, departed),
+    (End::EndpointRemoved, endpoint_removed),
     (End::Drained, drained),
     (End::Cancelled, cancelled),
     (End::Revoked, revoked),
@@ -328,7 +328,7 @@ fn idle() {
     tunnel.assert_cut(End::Idle);
 }
 
-fn departed() {
+fn endpoint_removed() {
     let tunnel = Tunnel::open(|config| config.departed_timeout = Some(SHORT));
     expose(&tunnel.secure.gateway, &[dead_endpoint()]);
     tunnel.assert_cut(End::EndpointRemoved);

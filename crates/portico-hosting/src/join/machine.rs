@@ -27,7 +27,7 @@ const PUBLIC: u32 = 0o644;
 
 /// Where a kubelet's files are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct Paths {
     root: PathBuf,
 }
 
@@ -90,7 +90,7 @@ pub enum BadKubeletConfig {
     ClientCa,
 }
 
-impl Places {
+impl Paths {
     /// Below this folder, which is `/` on all machines but those that tests share.
     pub fn below(root: &Path) -> Self {
         Self { root: root.to_owned() }
@@ -176,12 +176,12 @@ impl KubeletConfig {
     }
 
     /// The configuration of this machine's kubelet.
-    pub fn of(&self, machine: &Machine<'_>, places: &Places) -> Value {
+    pub fn of(&self, machine: &Machine<'_>, paths: &Paths) -> Value {
         let mut config = self.config.clone();
         let defaults = json!({
-            "authentication": {"x509": {"clientCAFile": places.client_ca()}},
+            "authentication": {"x509": {"clientCAFile": paths.client_ca()}},
             "containerRuntimeEndpoint": CONTAINERD,
-            "staticPodPath": places.root.join("etc/kubernetes/manifests"),
+            "staticPodPath": paths.root.join("etc/kubernetes/manifests"),
         });
         merge(&mut config, &defaults);
         merge(&mut config, machine.own);
@@ -208,12 +208,7 @@ pub fn settings(text: &str) -> Result<Value, String> {
 }
 
 /// The files by which the kubelet joins.
-pub fn files(
-    cluster: &Cluster<'_>,
-    kubelet: &KubeletConfig,
-    config: &Value,
-    places: &Places,
-) -> [NewFile; 3] {
+pub fn files(cluster: &Cluster<'_>, kubelet: &KubeletConfig, config: &Value, paths: &Paths) -> [NewFile; 3] {
     let bootstrap = Kubeconfig {
         cluster: "default".to_owned(),
         server: cluster.server.to_owned(),
@@ -222,21 +217,21 @@ pub fn files(
     };
     let file = |path, content, mode| NewFile { path, content, mode };
     [
-        file(places.client_ca(), kubelet.client_ca.clone(), PUBLIC),
-        file(places.config(), portico_yaml::write(config), PUBLIC),
-        file(places.bootstrap(), bootstrap.to_yaml(), SECRET),
+        file(paths.client_ca(), kubelet.client_ca.clone(), PUBLIC),
+        file(paths.config(), portico_yaml::write(config), PUBLIC),
+        file(paths.bootstrap(), bootstrap.to_yaml(), SECRET),
     ]
 }
 
 /// With which flags the kubelet is started: what its configuration has no fields for.
-pub fn arguments(machine: &Machine<'_>, places: &Places) -> Vec<String> {
+pub fn arguments(machine: &Machine<'_>, paths: &Paths) -> Vec<String> {
     let path = |name: &str, path: &Path| format!("--{name}={}", path.display());
     let mut arguments = vec![
-        path("bootstrap-kubeconfig", &places.bootstrap()),
-        path("kubeconfig", &places.kubeconfig()),
-        path("config", &places.config()),
-        path("root-dir", &places.root.join("var/lib/kubelet")),
-        path("cert-dir", &places.certificates()),
+        path("bootstrap-kubeconfig", &paths.bootstrap()),
+        path("kubeconfig", &paths.kubeconfig()),
+        path("config", &paths.config()),
+        path("root-dir", &paths.root.join("var/lib/kubelet")),
+        path("cert-dir", &paths.certificates()),
         format!("--hostname-override={}", machine.name),
     ];
     arguments.extend(machine.address.map(|address| format!("--node-ip={address}")));
@@ -248,7 +243,7 @@ pub fn arguments(machine: &Machine<'_>, places: &Places) -> Vec<String> {
 }
 
 /// The unit by which systemd runs the kubelet, or what changes that of a package (`exists`).
-pub fn unit(kubelet: &Path, arguments: &[String], exists: bool, places: &Places) -> NewFile {
+pub fn unit(kubelet: &Path, arguments: &[String], exists: bool, paths: &Paths) -> NewFile {
     let program = kubelet.display().to_string();
     let words = [&program].into_iter().chain(arguments).map(|word| quoted(word));
     let start = words.collect::<Vec<_>>().join(" \\\n  ");
@@ -261,7 +256,7 @@ pub fn unit(kubelet: &Path, arguments: &[String], exists: bool, places: &Places)
     } else {
         format!("{head}ExecStart={start}\n{tail}")
     };
-    NewFile { path: places.unit(exists), content, mode: PUBLIC }
+    NewFile { path: paths.unit(exists), content, mode: PUBLIC }
 }
 
 /// A word as it stands in a unit: systemd expands `%` and `$`.

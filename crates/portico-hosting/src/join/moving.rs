@@ -2,7 +2,7 @@
 //!
 //! A kubelet reads `kubelet.conf` when it starts, and never again. A [`Move`] is in two halves with the proof
 //! between them: before it `kubelet.conf` changes, after it all else that names the address. So there is one
-//! file to put back if the proof fails. [`Places::before_move`] has what that file was, and is there exactly
+//! file to put back if the proof fails. [`Paths::before_move`] has what that file was, and is there exactly
 //! as long as a move is unfinished: whatever ends the program, a second move finishes, or undoes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,7 +12,7 @@ use portico_yaml::{Content, Documents, Node};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::machine::{NewFile, Places, SECRET};
+use super::machine::{NewFile, Paths, SECRET};
 
 /// Where a kubeconfig names its server, if it has one cluster.
 const OF_KUBECONFIG: &str = "/clusters/0/cluster/server";
@@ -25,13 +25,13 @@ const HEALTH_PORT: u64 = 10_248;
 /// The files of a machine, as they are.
 #[derive(Debug, Clone, Copy)]
 pub struct Present<'a> {
-    /// [`Places::kubeconfig`].
+    /// [`Paths::kubeconfig`].
     pub kubeconfig: &'a str,
-    /// [`Places::before_move`], if a move is unfinished.
+    /// [`Paths::before_move`], if a move is unfinished.
     pub before: Option<&'a str>,
-    /// [`Places::bootstrap`]: an administrator may have removed it, with the token.
+    /// [`Paths::bootstrap`]: an administrator may have removed it, with the token.
     pub bootstrap: Option<&'a str>,
-    /// [`Places::record`].
+    /// [`Paths::record`].
     pub record: &'a str,
 }
 
@@ -84,31 +84,31 @@ pub enum BadFile {
 ///
 /// # Errors
 /// A file is not as the kubelet or `portico join` write it.
-pub fn plan(present: &Present<'_>, server: &str, places: &Places) -> Result<Option<Move>, BadFile> {
-    let kubeconfig = Naming::read(&places.kubeconfig(), present.kubeconfig, OF_KUBECONFIG)?;
-    let bootstrap = present.bootstrap.map(|text| Naming::read(&places.bootstrap(), text, OF_KUBECONFIG));
-    let record = Naming::read(&places.record(), present.record, OF_RECORD)?;
+pub fn plan(present: &Present<'_>, server: &str, paths: &Paths) -> Result<Option<Move>, BadFile> {
+    let kubeconfig = Naming::read(&paths.kubeconfig(), present.kubeconfig, OF_KUBECONFIG)?;
+    let bootstrap = present.bootstrap.map(|text| Naming::read(&paths.bootstrap(), text, OF_KUBECONFIG));
+    let record = Naming::read(&paths.record(), present.record, OF_RECORD)?;
     let others: Vec<Naming<'_>> = bootstrap.transpose()?.into_iter().chain([record]).collect();
     let is_there = kubeconfig.server() == server && others.iter().all(|file| file.server() == server);
     if is_there && present.before.is_none() {
         return Ok(None);
     }
-    let unfinished = present.before.map(|text| Naming::read(&places.before_move(), text, OF_KUBECONFIG));
+    let unfinished = present.before.map(|text| Naming::read(&paths.before_move(), text, OF_KUBECONFIG));
     let unfinished = unfinished.transpose()?;
 
     let new = kubeconfig.with(server);
-    let remove = Step::Remove(places.before_move());
+    let remove = Step::Remove(paths.before_move());
     let mut begin = Vec::new();
     if unfinished.is_none() {
-        begin.push(write(&places.before_move(), present.kubeconfig));
+        begin.push(write(&paths.before_move(), present.kubeconfig));
     }
-    begin.push(write(&places.kubeconfig(), &new));
+    begin.push(write(&paths.kubeconfig(), &new));
     let mut finish: Vec<Step> = others.iter().filter_map(|file| file.led_to(server)).collect();
     finish.push(remove.clone());
 
     let before = unfinished.as_ref().unwrap_or(&kubeconfig);
     let from = before.server().to_owned();
-    let back = vec![write(&places.kubeconfig(), before.text)];
+    let back = vec![write(&paths.kubeconfig(), before.text)];
     // A move that was ended late may have changed them; this one does so after the proof alone.
     let changed = others.iter().filter(|_| unfinished.is_some());
     let mut undone: Vec<Step> = changed.filter_map(|file| file.led_to(&from)).collect();

@@ -110,7 +110,7 @@ impl AgentWriter {
 }
 
 /// Carries until the connection is over. `early` goes to the endpoint first. Returns whether the frontend
-/// was told in order; otherwise it is to be cut off.
+/// was notified in order; otherwise it is to be cut off.
 pub(crate) async fn relay(
     opened: Opened,
     source: &mut impl Source,
@@ -144,23 +144,23 @@ pub(crate) async fn relay(
     };
     established.ends(end);
     if let AgentReader::Packets(_) = reader {
-        // Before the frontend is told, which may take its time: others wait for the window.
+        // Before the frontend is notified, which may take its time: others wait for the window.
         drop(reader);
         drop(established);
         return tell(sink, end).await;
     }
-    let told = tell(sink, end).await;
+    let notified = tell(sink, end).await;
     match &mut writer {
         // Ended in order. As it is dropped, h2 tells an agent that has not ended its direction that nobody
         // takes more: `NO_ERROR`, behind all that was sent.
-        AgentWriter::Native(_) if told && end == "frontend_closed" => {}
+        AgentWriter::Native(_) if notified && end == "frontend_closed" => {}
         AgentWriter::Native(stream) => stream.reset(),
         AgentWriter::Packets(_) => {}
     }
-    told
+    notified
 }
 
-/// Tells a frontend that reads that its connection is over. Returns whether it was told.
+/// Tells a frontend that reads that its connection is over. Returns whether it was notified.
 async fn tell(sink: &mut impl Sink, end: &'static str) -> bool {
     match end {
         "not_read" | "buffer_full" | "memory" | "frontend_lost" => false,

@@ -358,7 +358,7 @@ impl Context {
             *self.outdated_until() = dropped.then(|| Instant::now() + PROBE);
             written
         };
-        let (mut told, mut again, mut failed) = (reachability.clone(), Ok(()), failed);
+        let (mut reported, mut again, mut failed) = (reachability.clone(), Ok(()), failed);
         if let Err(error) = written.or_else(PassError::unless_another_leads) {
             let why = error.reachability();
             self.tally.failed(why.reason);
@@ -367,12 +367,12 @@ impl Context {
                 failed = true;
                 let Reachability { exposed, reason, message } = reachability;
                 let message = format!("{reason}: {message}; the condition does not say so: {}", why.message);
-                told = Reachability { exposed: *exposed, reason: why.reason, message };
+                reported = Reachability { exposed: *exposed, reason: why.reason, message };
             } else {
                 again = Err(error);
             }
         }
-        report(cluster, &told, failed || again.is_err(), &self.status, &self.events).await;
+        report(cluster, &reported, failed || again.is_err(), &self.status, &self.events).await;
         again
     }
 

@@ -7,7 +7,7 @@
 //! watched for what its kubelets ask for (`approver`), which cannot wait. One that migrates is looked at all
 //! the time for what that waits for (`proofs`).
 //!
-//! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] places
+//! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] slots
 //! for a time with a limit, and waits longer and longer, whatever changes on the seed meanwhile (`rest`);
 //! `portico_kube::foreign` bounds the rest.
 //! The leader alone writes, and nothing where KKP's controllers run.

@@ -1,4 +1,4 @@
-//! Clusters whose writes or names hang, as many as there are places but one: the others do not notice. And
+//! Clusters whose writes or names hang, as many as there are slots but one: the others do not notice. And
 //! how it stands with names that hang, lead elsewhere, or are there at last.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,10 +16,10 @@ use crate::names::{Says, Zone, serve};
 use crate::support::{Running, cluster, install};
 use crate::until;
 
-/// One less than there are places for clusters.
+/// One less than there are slots for clusters.
 const HANGING_WRITES: usize = 31;
 
-/// One less than there are places for lookups.
+/// One less than there are slots for lookups.
 const HANGING_NAMES: usize = 63;
 
 /// The address of the load balancer in front of the gateway, and another one.
@@ -150,7 +150,7 @@ async fn writes_that_hang(kubectl: &Kubectl, direct: &kube::Client, servers: &[S
     let operator =
         Running::start_asking(&faulty.client(direct), "writes", servers.to_vec(), |operator| operator);
     create(kubectl, hanging().take(HANGING_WRITES));
-    until("every other place to be taken", || {
+    until("every other slot to be taken", || {
         let hanging = faulty.rules(|rules| rules.unanswered);
         ensure!(hanging >= HANGING_WRITES, "{hanging}");
         Ok(())

@@ -299,7 +299,7 @@ async fn hostile_clients_disturb_nobody(kubectl: &Kubectl, address: SocketAddr) 
         stream.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer[9..], b"408");
     }
-    // More than there are places: none of them speaks, and the API server has its place all the same.
+    // More than there are slots: none of them speaks, and the API server has its slot all the same.
     let mut silent = Vec::new();
     for _ in 0..250 {
         silent.push(TcpStream::connect(address).await.unwrap());

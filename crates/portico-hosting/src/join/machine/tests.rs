@@ -17,11 +17,11 @@ fn machine<'a>(name: &'a NodeName, own: &'a Value) -> Machine<'a> {
 
 #[test]
 fn the_files_are_those_of_kubeadm_and_only_the_one_with_the_token_is_secret() {
-    let (token, places) = ("abcdef.0123456789abcdef".parse().unwrap(), Places::below(Path::new("/")));
+    let (token, paths) = ("abcdef.0123456789abcdef".parse().unwrap(), Paths::below(Path::new("/")));
     let (name, kubelet) = ("worker-1".parse().unwrap(), KubeletConfig::read(&object()).unwrap());
-    let config = kubelet.of(&machine(&name, &Value::Null), &places);
+    let config = kubelet.of(&machine(&name, &Value::Null), &paths);
     let cluster = Cluster { server: "https://a.example.com:6443", authority: "CA", token: &token };
-    let files = files(&cluster, &kubelet, &config, &places);
+    let files = files(&cluster, &kubelet, &config, &paths);
     let written: Vec<(&str, u32)> =
         files.iter().map(|file| (file.path.to_str().unwrap(), file.mode)).collect();
     assert_eq!(
@@ -44,7 +44,7 @@ fn the_machines_own_settings_go_before_the_clusters_and_these_before_nothing() {
     let name = "worker-1".parse().unwrap();
     let own = json!({"cgroupDriver": "cgroupfs", "authentication": {"webhook": {"enabled": true}}});
     let machine = machine(&name, &own);
-    let config = KubeletConfig::read(&object()).unwrap().of(&machine, &Places::below(Path::new("/r")));
+    let config = KubeletConfig::read(&object()).unwrap().of(&machine, &Paths::below(Path::new("/r")));
     assert_eq!(config["cgroupDriver"], "cgroupfs");
     assert_eq!(config["clusterDNS"], json!(["10.240.16.10"]));
     let x509 = json!({"clientCAFile": "/r/etc/kubernetes/pki/ca.crt"});
@@ -57,11 +57,11 @@ fn the_machines_own_settings_go_before_the_clusters_and_these_before_nothing() {
 fn taints_of_the_command_line_replace_those_of_the_settings() {
     let name = "worker-1".parse().unwrap();
     let own = json!({"registerWithTaints": [{"key": "own", "effect": "NoExecute"}]});
-    let (kubelet, places) = (KubeletConfig::read(&object()).unwrap(), Places::below(Path::new("/")));
+    let (kubelet, paths) = (KubeletConfig::read(&object()).unwrap(), Paths::below(Path::new("/")));
     let without = machine(&name, &own);
-    assert_eq!(kubelet.of(&without, &places)["registerWithTaints"], own["registerWithTaints"]);
+    assert_eq!(kubelet.of(&without, &paths)["registerWithTaints"], own["registerWithTaints"]);
     let taints = ["dedicated=gpu:NoSchedule".parse().unwrap()];
-    let config = kubelet.of(&Machine { taints: &taints, ..without }, &places);
+    let config = kubelet.of(&Machine { taints: &taints, ..without }, &paths);
     let wanted = json!([{"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}]);
     assert_eq!(config["registerWithTaints"], wanted);
 }
@@ -85,7 +85,7 @@ fn flags_say_what_the_configuration_has_no_fields_for() {
         labels: &labels,
         ..machine(&name, &Value::Null)
     };
-    let arguments = arguments(&machine, &Places::below(Path::new("/"))).join(" ");
+    let arguments = arguments(&machine, &Paths::below(Path::new("/"))).join(" ");
     for wanted in [
         "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf ",
         "--kubeconfig=/etc/kubernetes/kubelet.conf ",
@@ -99,14 +99,14 @@ fn flags_say_what_the_configuration_has_no_fields_for() {
 
 #[test]
 fn a_unit_is_whole_where_there_is_none_and_else_replaces_the_command_alone() {
-    let places = Places::below(Path::new("/"));
+    let paths = Paths::below(Path::new("/"));
     let arguments = ["--a=b c".to_owned(), "--d=50%".to_owned()];
     let kubelet = Path::new("/usr/bin/kubelet");
-    let whole = unit(kubelet, &arguments, false, &places);
+    let whole = unit(kubelet, &arguments, false, &paths);
     assert_eq!(whole.path, Path::new("/etc/systemd/system/kubelet.service"));
     assert!(whole.content.contains("ExecStart=/usr/bin/kubelet \\\n  \"--a=b c\" \\\n  --d=50%%\n"));
     assert!(whole.content.contains("[Install]"));
-    let part = unit(kubelet, &arguments, true, &places);
+    let part = unit(kubelet, &arguments, true, &paths);
     assert_eq!(part.path, Path::new("/etc/systemd/system/kubelet.service.d/50-portico.conf"));
     assert!(part.content.starts_with("[Service]\nExecStart=\nExecStart=/usr/bin/kubelet"));
 }

@@ -37,26 +37,26 @@ const RECORD: &str = "{\n  \"server\": \"https://a.example.com:31234\",\n  \"nod
 /// The files of a machine, by path.
 type Disk = BTreeMap<PathBuf, String>;
 
-fn places() -> Places {
-    Places::below(Path::new("/"))
+fn paths() -> Paths {
+    Paths::below(Path::new("/"))
 }
 
 fn disk() -> Disk {
-    let places = places();
-    [(places.kubeconfig(), KUBECONFIG), (places.bootstrap(), BOOTSTRAP), (places.record(), RECORD)]
+    let paths = paths();
+    [(paths.kubeconfig(), KUBECONFIG), (paths.bootstrap(), BOOTSTRAP), (paths.record(), RECORD)]
         .map(|(path, text)| (path, text.to_owned()))
         .into()
 }
 
 fn plan_on(disk: &Disk, server: &str) -> Option<Move> {
-    let (places, text) = (places(), |path: PathBuf| disk.get(&path).map(String::as_str));
+    let (paths, text) = (paths(), |path: PathBuf| disk.get(&path).map(String::as_str));
     let present = Present {
-        kubeconfig: text(places.kubeconfig()).unwrap(),
-        before: text(places.before_move()),
-        bootstrap: text(places.bootstrap()),
-        record: text(places.record()).unwrap(),
+        kubeconfig: text(paths.kubeconfig()).unwrap(),
+        before: text(paths.before_move()),
+        bootstrap: text(paths.bootstrap()),
+        record: text(paths.record()).unwrap(),
     };
-    plan(&present, server, &places).unwrap()
+    plan(&present, server, &paths).unwrap()
 }
 
 fn take(disk: &mut Disk, steps: &[Step]) {
@@ -94,11 +94,11 @@ fn only_the_server_changes_and_all_else_stays_as_it_was_written() {
     assert!(is_at(&disk, NEW));
     let line = "    server: https://a.example.com:31234";
     assert_eq!(
-        disk[&places().kubeconfig()],
+        disk[&paths().kubeconfig()],
         KUBECONFIG.replace(line, "    server: https://a.example.com:6443")
     );
-    assert_eq!(disk[&places().bootstrap()], BOOTSTRAP.replace(OLD, NEW));
-    assert_eq!(disk[&places().record()], RECORD.replace(OLD, NEW));
+    assert_eq!(disk[&paths().bootstrap()], BOOTSTRAP.replace(OLD, NEW));
+    assert_eq!(disk[&paths().record()], RECORD.replace(OLD, NEW));
     assert_eq!(disk.len(), 3, "{disk:?}");
     moved(&mut disk, OLD, true);
     assert_eq!(disk, self::disk(), "and back");
@@ -129,16 +129,16 @@ fn a_machine_that_is_there_needs_nothing_and_one_that_is_half_there_does() {
     let mut disk = disk();
     assert!(is_at(&disk, OLD) && !is_at(&disk, NEW));
     // Somebody moved the kubelet alone.
-    disk.insert(places().kubeconfig(), KUBECONFIG.replace(OLD, NEW));
+    disk.insert(paths().kubeconfig(), KUBECONFIG.replace(OLD, NEW));
     let way = plan_on(&disk, NEW).unwrap();
-    assert_eq!(way.kubeconfig, disk[&places().kubeconfig()]);
+    assert_eq!(way.kubeconfig, disk[&paths().kubeconfig()]);
     let half = disk.clone();
     take(&mut disk, &steps(&way, false));
     assert_eq!(disk, half, "nothing but the kubelet's file is put back");
     take(&mut disk, &steps(&way, true));
     assert!(is_at(&disk, NEW));
     // The token was removed, and stays so.
-    disk.remove(&places().bootstrap());
+    disk.remove(&paths().bootstrap());
     assert!(is_at(&disk, NEW));
     moved(&mut disk, OLD, true);
     assert!(is_at(&disk, OLD) && disk.len() == 2);
@@ -161,10 +161,10 @@ fn ended_between_any_two_writes_a_second_move_finishes_or_undoes() {
             // It goes on to where it was to go, back, or elsewhere; and that may fail, or end early, too.
             for server in [NEW, OLD, OTHER] {
                 let Some(way) = plan_on(&ended, server) else {
-                    assert!(!ended.contains_key(&places().before_move()), "{proven} {done} {server}");
+                    assert!(!ended.contains_key(&paths().before_move()), "{proven} {done} {server}");
                     continue;
                 };
-                let kept = ended.get(&places().before_move());
+                let kept = ended.get(&paths().before_move());
                 assert!(kept.is_none_or(|kept| kept == KUBECONFIG), "{proven} {done}: it is the first");
                 let mut disk = ended.clone();
                 take(&mut disk, &steps(&way, true));
@@ -194,19 +194,19 @@ fn files_of_others_are_refused_by_their_name_and_without_their_content() {
     let two = "clusters: [{cluster: {server: 'https://a'}}, {cluster: {server: 'https://b'}}]";
     for bad in ["", "secret", "clusters: []", "clusters: {}", "clusters: [{cluster: {server: 7}}]", two] {
         let present = Present { kubeconfig: bad, before: None, bootstrap: None, record: RECORD };
-        let error = plan(&present, NEW, &places()).unwrap_err();
-        assert_eq!(error, BadFile::Server { path: places().kubeconfig() }, "{bad}");
+        let error = plan(&present, NEW, &paths()).unwrap_err();
+        assert_eq!(error, BadFile::Server { path: paths().kubeconfig() }, "{bad}");
         assert_eq!(server_of(bad), None);
     }
     let present =
         Present { kubeconfig: KUBECONFIG, before: None, bootstrap: Some("token: ["), record: RECORD };
-    let error = plan(&present, NEW, &places()).unwrap_err().to_string();
+    let error = plan(&present, NEW, &paths()).unwrap_err().to_string();
     assert!(error.contains("bootstrap-kubelet.conf: line") && !error.contains("token"), "{error}");
     let present = Present { record: "{}", ..present };
-    assert!(plan(&Present { bootstrap: None, ..present }, NEW, &places()).is_err());
+    assert!(plan(&Present { bootstrap: None, ..present }, NEW, &paths()).is_err());
     let before = Some("nothing");
-    let error = plan(&Present { before, bootstrap: None, record: RECORD, ..present }, NEW, &places());
-    assert_eq!(error, Err(BadFile::Server { path: places().before_move() }));
+    let error = plan(&Present { before, bootstrap: None, record: RECORD, ..present }, NEW, &paths());
+    assert_eq!(error, Err(BadFile::Server { path: paths().before_move() }));
 }
 
 #[test]

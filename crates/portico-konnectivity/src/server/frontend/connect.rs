@@ -185,7 +185,7 @@ async fn respond<S: AsyncWrite + Unpin>(
         stream.write_all(ESTABLISHED).await?;
         stream.flush().await
     };
-    let is_told = tokio::select! {
+    let is_notified = tokio::select! {
         written = timeout(ANSWER, written) => matches!(written, Ok(Ok(()))),
         // Bytes that the endpoint sends meanwhile must not hold up other connections of the agent.
         reason = opened.pace() => {
@@ -193,7 +193,7 @@ async fn respond<S: AsyncWrite + Unpin>(
             false
         }
     };
-    if !is_told {
+    if !is_notified {
         shared.counters.dial_failed("send_rsp");
         return None;
     }

@@ -74,7 +74,7 @@ async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
     let connection = shared.next_connection();
     let (answer, begun) =
         (Packet::DialResponse { dial: dial.random, result: Ok(connection) }, Instant::now());
-    let is_told = tokio::select! {
+    let is_notified = tokio::select! {
         sent = timeout(ANSWER, frontend.send(&answer)) => matches!(sent, Ok(Ok(()))),
         // Bytes that the endpoint sends meanwhile must not hold up other connections of the agent.
         reason = opened.pace() => {
@@ -83,18 +83,18 @@ async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
         }
         () = shared.stopped() => false,
     };
-    if !is_told {
+    if !is_notified {
         return shared.counters.dial_failed("send_rsp");
     }
     shared.counters.frontend_written(begun.elapsed());
     let Frontend { sender, receiver, .. } = frontend;
     let mut source = Packets { shared: &shared, connection, receiver, unreleased: 0, is_over: false };
     let mut sink = Answers { shared: &shared, connection, sender };
-    let told = tokio::select! {
-        told = relay(opened, &mut source, &mut sink, Bytes::new(), established) => told,
+    let notified = tokio::select! {
+        notified = relay(opened, &mut source, &mut sink, Bytes::new(), established) => notified,
         () = shared.stopped() => false,
     };
-    if told {
+    if notified {
         finish(sink.sender).await;
     }
 }

@@ -73,18 +73,18 @@ pub(super) async fn counted(
         return Err("no gateway is there that could tell".to_owned());
     }
     let answers = ask_each(gateways, &format!("/doors?cluster={cluster}")).await;
-    let told = answers.into_iter().map(|(gateway, answer)| {
-        let told = match answer {
+    let counts = answers.into_iter().map(|(gateway, answer)| {
+        let counted = match answer {
             Ok((StatusCode::OK, body)) => of_doors(&body, cluster, kinds),
             Ok((StatusCode::NOT_FOUND, _)) => Err("it is of a version that does not count".to_owned()),
             Ok((status, _)) => Err(format!("it answers /doors with {status}")),
             Err(why) => Err(why),
         };
-        told.map(|counted| (gateway, counted)).map_err(|why| {
+        counted.map(|counted| (gateway, counted)).map_err(|why| {
             format!("whether it is used cannot be told while the gateway {gateway} does not say: {why}")
         })
     });
-    told.collect()
+    counts.collect()
 }
 
 /// Asks each gateway for `path`.

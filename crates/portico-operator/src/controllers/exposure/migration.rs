@@ -119,9 +119,9 @@ impl Context {
                     .extend(tried.map(|it| (Proof::SameAddress, is_same(&doors.second.url, &it.second_url))));
             }
             Some(MigrationState::Moving) => {
-                let told = cluster.status.address == exposure.plan.address;
+                let is_published = cluster.status.address == exposure.plan.address;
                 let waits = || Fact::NotSo("the Cluster has another one".to_owned());
-                proofs.insert(Proof::Status, if told { Fact::So } else { waits() });
+                proofs.insert(Proof::Status, if is_published { Fact::So } else { waits() });
             }
             Some(MigrationState::Quieting) => facts.second_door = self.use_of_second(cluster, done).await,
             Some(MigrationState::Closing) => {

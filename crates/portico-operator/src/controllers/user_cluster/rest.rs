@@ -1,7 +1,7 @@
-//! How long a cluster that held a place for long leaves the places to others, whatever came of its pass.
+//! How long a cluster that held a slot for long leaves the slots to others, whatever came of its pass.
 //!
 //! The pauses between retries do not bound that: each change of a cluster's objects on the seed begins a
-//! pass. So a few clusters that hang, and are touched again and again, would hold all places for ever.
+//! pass. So a few clusters that hang, and are touched again and again, would hold all slots for ever.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A cluster rests so many times as long as its pass took: it holds a place for a third of the time at most.
+/// A cluster rests so many times as long as its pass took: it holds a slot for a third of the time at most.
 const TIMES: u32 = 2;
 
 /// After a pass that took less, it does not.

@@ -15,7 +15,7 @@ use super::{administrators, put_kubeconfig, put_secret, user_clusters, wait_reas
 use crate::support::{Running, cluster, insides, install};
 use crate::until;
 
-/// One less than there are places.
+/// One less than there are slots.
 const HANGING: usize = 31;
 
 /// How long each answer of the slow one takes: many of them take longer than a pass may.
@@ -110,7 +110,7 @@ fn one_place_is_enough_for_the_others(
     mute: &FaultyApi,
     good: &Kubeconfig,
 ) {
-    until("every other place to be taken", || {
+    until("every other slot to be taken", || {
         let hanging = mute.rules(|rules| rules.unanswered);
         ensure!(hanging >= HANGING, "{hanging}");
         Ok(())

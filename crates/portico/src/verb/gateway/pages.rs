@@ -57,11 +57,11 @@ impl Pages for GatewayPages {
                 if let Some(cluster) = query.get("cluster") {
                     routes = Arc::new(routes.only(cluster));
                     if routes.is_empty() {
-                        let told = format!(
+                        let message = format!(
                             "no cluster {cluster:?} is exposed, planned or in conflict; /routes has those \
                              that are\n"
                         );
-                        return text(StatusCode::NOT_FOUND, told);
+                        return text(StatusCode::NOT_FOUND, message);
                     }
                 }
                 listing::answer(query, request.headers(), move |format, out| routes.write(format, out))

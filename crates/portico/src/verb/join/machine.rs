@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
-use portico_hosting::join::machine::{Cluster, Machine, NewFile, Places, arguments, files, settings, unit};
+use portico_hosting::join::machine::{Cluster, Machine, NewFile, Paths, arguments, files, settings, unit};
 use portico_hosting::join::options::{Label, NodeName, Taint};
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::CaHash;
@@ -75,7 +75,7 @@ enum Runner<'a> {
 
 /// Makes this machine a node.
 pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let places = Places::below(&std::path::absolute(&flags.root)?);
+    let paths = Paths::below(&std::path::absolute(&flags.root)?);
     let name = match &flags.node_name {
         Some(name) => name.clone(),
         None => host_name()?,
@@ -88,11 +88,11 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         taints: &flags.taint,
         own: &own,
     };
-    let arguments = arguments(&machine, &places);
-    let runner = runner(flags, &places)?;
-    let ours = match before(&places, &flags.ca_hash)? {
+    let arguments = arguments(&machine, &paths);
+    let runner = runner(flags, &paths)?;
+    let ours = match before(&paths, &flags.ca_hash)? {
         Before::Open { ours } => ours,
-        Before::Joined(record) => return again(flags, &record, &runner, &places, &name, &arguments).await,
+        Before::Joined(record) => return again(flags, &record, &runner, &paths, &name, &arguments).await,
     };
 
     // A kubelet that systemd starts knows nothing of the proxy that this environment names.
@@ -107,7 +107,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             None
         }
     };
-    let config = answers.as_ref().map(|answers| answers.kubelet.of(&machine, &places));
+    let config = answers.as_ref().map(|answers| answers.kubelet.of(&machine, &paths));
     if let (Some(answers), Some(config)) = (&answers, &config) {
         if answers.name_is_taken {
             findings.fail(format!(
@@ -124,7 +124,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         return Ok(Outcome::No);
     };
 
-    let files = all_files(flags, &answers, &config, &runner, &places, &arguments);
+    let files = all_files(flags, &answers, &config, &runner, &paths, &arguments);
     if flags.dry_run {
         print(&plan(&files, &runner, &arguments))?;
         return Ok(Outcome::Done);
@@ -136,8 +136,8 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         files: Vec::new(),
         systemd: matches!(runner, Runner::Systemd { .. }),
     };
-    write(&places, record, &files, &ours)?;
-    start(flags, &runner, &places, &name, &flags.server.url, &arguments).await
+    write(&paths, record, &files, &ours)?;
+    start(flags, &runner, &paths, &name, &flags.server.url, &arguments).await
 }
 
 /// A machine that joined before: with systemd there is nothing to do, else its kubelet is started again.
@@ -145,7 +145,7 @@ async fn again(
     flags: &Flags,
     record: &Record,
     runner: &Runner<'_>,
-    places: &Places,
+    paths: &Paths,
     name: &NodeName,
     arguments: &[String],
 ) -> anyhow::Result<Outcome> {
@@ -156,7 +156,7 @@ async fn again(
         record.node
     );
     if let (Runner::Here(_), false) = (runner, flags.dry_run) {
-        return start(flags, runner, places, name, &record.server, arguments).await;
+        return start(flags, runner, paths, name, &record.server, arguments).await;
     }
     print(&format!("This machine is node {name} of the cluster at {} already\n", record.server))?;
     if record.server != flags.server.url {
@@ -169,7 +169,7 @@ async fn again(
 async fn start(
     flags: &Flags,
     runner: &Runner<'_>,
-    places: &Places,
+    paths: &Paths,
     name: &NodeName,
     server: &str,
     arguments: &[String],
@@ -178,15 +178,15 @@ async fn start(
     match runner {
         Runner::Systemd { .. } => {
             kubelet::start_unit().await?;
-            kubelet::joined(places, name, flags.wait).await?;
+            kubelet::joined(paths, name, flags.wait).await?;
             print(&welcome)?;
         }
         Runner::Here(program) => {
             // Before the kubelet runs: it would outlive a process that a signal ends.
             let mut daemon = Daemon::start(Hangup::Stops)?;
-            let mut kubelet = Staying::start(program, arguments, places)?;
+            let mut kubelet = Staying::start(program, arguments, paths)?;
             let joined = async {
-                kubelet::joined(places, name, flags.wait).await?;
+                kubelet::joined(paths, name, flags.wait).await?;
                 print(&welcome)?;
                 future::pending::<anyhow::Result<()>>().await
             };
@@ -208,7 +208,7 @@ impl Runner<'_> {
     }
 }
 
-fn runner<'a>(flags: &'a Flags, places: &Places) -> anyhow::Result<Runner<'a>> {
+fn runner<'a>(flags: &'a Flags, paths: &Paths) -> anyhow::Result<Runner<'a>> {
     if let Some(program) = &flags.kubelet {
         return Ok(Runner::Here(program));
     }
@@ -225,9 +225,9 @@ fn runner<'a>(flags: &'a Flags, places: &Places) -> anyhow::Result<Runner<'a>> {
         anyhow!("there is no kubelet at {}: install one, or name it by --kubelet", PROGRAMS.join(" or "))
     })?;
     // Not the one that joining wrote when it was run before.
-    let written = places.unit(false);
-    let ours = record(places)?.is_some_and(|record| record.files.contains(&written));
-    let has_unit = places.units().iter().any(|unit| unit.exists() && !(ours && *unit == written));
+    let written = paths.unit(false);
+    let ours = record(paths)?.is_some_and(|record| record.files.contains(&written));
+    let has_unit = paths.units().iter().any(|unit| unit.exists() && !(ours && *unit == written));
     Ok(Runner::Systemd { program, has_unit })
 }
 
@@ -236,13 +236,13 @@ fn all_files(
     answers: &Answers,
     config: &Value,
     runner: &Runner<'_>,
-    places: &Places,
+    paths: &Paths,
     arguments: &[String],
 ) -> Vec<NewFile> {
     let cluster = Cluster { server: &flags.server.url, authority: &answers.authority, token: &flags.token };
-    let mut files = Vec::from(files(&cluster, &answers.kubelet, config, places));
+    let mut files = Vec::from(files(&cluster, &answers.kubelet, config, paths));
     if let Runner::Systemd { program, has_unit } = runner {
-        files.push(unit(program, arguments, *has_unit, places));
+        files.push(unit(program, arguments, *has_unit, paths));
     }
     files
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
-use portico_hosting::join::machine::{Places, UNIT, settings};
+use portico_hosting::join::machine::{Paths, UNIT, settings};
 use portico_hosting::join::moving::{Move, Present, health, plan};
 use portico_hosting::join::options::Label;
 use portico_join::checks::Findings;
@@ -73,7 +73,7 @@ pub(super) struct Flags {
 
 /// A machine that is moved.
 struct Machine<'a> {
-    places: &'a Places,
+    paths: &'a Paths,
     record: &'a Record,
     /// Where its kubelet tells how it is.
     health: Option<SocketAddr>,
@@ -85,22 +85,22 @@ struct Machine<'a> {
 
 /// Moves the kubelet, or leaves everything as it is.
 pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let places = Places::below(&std::path::absolute(&flags.root)?);
-    let record = match files::record(&places)? {
+    let paths = Paths::below(&std::path::absolute(&flags.root)?);
+    let record = match files::record(&paths)? {
         None if flags.in_pod => {
             print("`portico join` did not make this machine a node: it is moved by hand\n")?;
             return Ok(Outcome::Done);
         }
-        record => record.ok_or_else(|| never(&places))?,
+        record => record.ok_or_else(|| never(&paths))?,
     };
     ensure!(
         !record.systemd || flags.root == Path::new("/"),
         "systemd runs the kubelet of this machine, whose files are below /: --root goes with --kubelet"
     );
     // A pod does not see the kubelet's configuration. The lease proves enough.
-    let health = if flags.in_pod { None } else { health_of(&places)? };
+    let health = if flags.in_pod { None } else { health_of(&paths)? };
     let (limit, in_pod) = (flags.wait, flags.in_pod);
-    let machine = Machine { places: &places, record: &record, health, limit, in_pod };
+    let machine = Machine { paths: &paths, record: &record, health, limit, in_pod };
     if let Some(turn) = &flags.turn {
         machine.waits_for_its_turn(turn, &flags.server.url).await?;
     }
@@ -124,7 +124,7 @@ impl Machine<'_> {
         let path = format!("/api/v1/nodes/{node}");
         print(&format!("Node {node} waits for its turn: the label {turn}\n"))?;
         loop {
-            let (kubeconfig, way) = way(self.places, server)?;
+            let (kubeconfig, way) = way(self.paths, server)?;
             if way.is_none() {
                 return Ok(());
             }
@@ -153,9 +153,9 @@ impl Machine<'_> {
 
     /// Moves the kubelet, after the node was emptied if that is asked for, or leaves everything as it is.
     async fn moves(&self, server: &str, drain: Option<Duration>) -> anyhow::Result<Outcome> {
-        let _alone = alone(self.places)?;
+        let _alone = alone(self.paths)?;
         let node = &self.record.node;
-        let (_, way) = way(self.places, server)?;
+        let (_, way) = way(self.paths, server)?;
         let Some(way) = way else {
             self.opens(drain).await?;
             print(&format!(
@@ -260,7 +260,7 @@ impl Machine<'_> {
     async fn opens(&self, drain: Option<Duration>) -> anyhow::Result<()> {
         let node = &self.record.node;
         let opened = async {
-            let kubeconfig = files::read(&self.places.kubeconfig())?.unwrap_or_default();
+            let kubeconfig = files::read(&self.paths.kubeconfig())?.unwrap_or_default();
             let api = self.reach(&kubeconfig).await?;
             Draining { api: &api, node }.open().await
         };
@@ -313,7 +313,7 @@ impl Machine<'_> {
             let restart = async {
                 match self.in_pod {
                     true => {
-                        let (kubeconfig, node) = (self.places.kubeconfig(), &self.record.node);
+                        let (kubeconfig, node) = (self.paths.kubeconfig(), &self.record.node);
                         kubelet::ended_and_started(&kubeconfig, node, self.limit).await
                     }
                     false => kubelet::restart().await,
@@ -324,7 +324,7 @@ impl Machine<'_> {
         }
         let noticed = async {
             loop {
-                match staying::running(self.places) {
+                match staying::running(self.paths) {
                     Some(running) if running.server.as_deref() == Some(server) => return running.started,
                     _ => sleep(LOOK).await,
                 }
@@ -376,36 +376,36 @@ fn no(why: &str) -> anyhow::Result<Outcome> {
 }
 
 /// The kubeconfig that is there, and what is to be done with the files.
-fn way(places: &Places, server: &str) -> anyhow::Result<(String, Option<Move>)> {
-    let kubeconfig = files::read(&places.kubeconfig())?.with_context(|| {
+fn way(paths: &Paths, server: &str) -> anyhow::Result<(String, Option<Move>)> {
+    let kubeconfig = files::read(&paths.kubeconfig())?.with_context(|| {
         format!(
             "there is no {}: the kubelet of this machine has not got its certificate yet, and joins by the \
              address that `portico join --server` names",
-            places.kubeconfig().display()
+            paths.kubeconfig().display()
         )
     })?;
-    let (before, bootstrap) = (files::read(&places.before_move())?, files::read(&places.bootstrap())?);
-    let record = files::read(&places.record())?.unwrap_or_default();
+    let (before, bootstrap) = (files::read(&paths.before_move())?, files::read(&paths.bootstrap())?);
+    let record = files::read(&paths.record())?.unwrap_or_default();
     let present = Present {
         kubeconfig: &kubeconfig,
         before: before.as_deref(),
         bootstrap: bootstrap.as_deref(),
         record: &record,
     };
-    let way = plan(&present, server, places)?;
+    let way = plan(&present, server, paths)?;
     Ok((kubeconfig, way))
 }
 
-fn health_of(places: &Places) -> anyhow::Result<Option<SocketAddr>> {
-    let path = places.config();
+fn health_of(paths: &Paths) -> anyhow::Result<Option<SocketAddr>> {
+    let path = paths.config();
     let cannot = || format!("cannot use {}", path.display());
     let config = settings(&files::read(&path)?.unwrap_or_default());
     Ok(health(&config.map_err(|error| anyhow!(error)).with_context(cannot)?))
 }
 
 /// Holds off a second move of this machine, for as long as it is kept.
-fn alone(places: &Places) -> anyhow::Result<Option<File>> {
-    let record = places.record();
+fn alone(paths: &Paths) -> anyhow::Result<Option<File>> {
+    let record = paths.record();
     // Without it nothing was joined, which is said later.
     let Some(Ok(folder)) = record.parent().map(File::open) else { return Ok(None) };
     match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
@@ -416,20 +416,20 @@ fn alone(places: &Places) -> anyhow::Result<Option<File>> {
 }
 
 /// That this machine is nobody's, or another's.
-fn never(places: &Places) -> anyhow::Error {
-    let kubeconfig = places.kubeconfig();
+fn never(paths: &Paths) -> anyhow::Error {
+    let kubeconfig = paths.kubeconfig();
     if kubeconfig.exists() {
         return anyhow!(
             "`portico join` did not make this machine a node, and moves only what it wrote ({} is \
              missing). In {} the server is another's to change; then systemctl restart {UNIT}",
-            places.record().display(),
+            paths.record().display(),
             kubeconfig.display()
         );
     }
     anyhow!(
         "this machine was never joined by `portico join`: there is no {}. `portico join token` prints the \
          command by which it joins, with the present address; --root is as it was then",
-        places.record().display()
+        paths.record().display()
     )
 }
 

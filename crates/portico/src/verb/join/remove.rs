@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use portico_hosting::join::machine::Places;
+use portico_hosting::join::machine::Paths;
 use portico_join::{files, kubelet};
 
 use crate::outcome::{Outcome, print};
@@ -18,16 +18,16 @@ pub(super) struct Flags {
 
 /// Removes what was written.
 pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let places = Places::below(&flags.root);
-    let Some(record) = files::record(&places)? else {
+    let paths = Paths::below(&flags.root);
+    let Some(record) = files::record(&paths)? else {
         print("`portico join` has written nothing here: nothing to remove\n")?;
         return Ok(Outcome::Done);
     };
     // Joining may have been ended before it wrote the unit, the last of its files.
-    if record.systemd && places.units().iter().any(|unit| unit.exists()) {
+    if record.systemd && paths.units().iter().any(|unit| unit.exists()) {
         kubelet::stop().await?;
     }
-    let removed = files::remove(&places, &record)?;
+    let removed = files::remove(&paths, &record)?;
     if record.systemd {
         kubelet::reload().await?;
     }

@@ -120,9 +120,9 @@ impl Mesh<'_> {
         anyhow::ensure!(!own.is_empty(), "{service} has no endpoint on the node {}", self.node);
         responder.keep(self, &members).await?;
         let peers = verdict::some(&members, self.node, round, self.flags.mesh.most_peers);
-        let mut places: BTreeMap<String, Vec<IpAddr>> = peers.clone();
-        places.insert(self.node.to_owned(), own);
-        let mut plan = self.plan(&places)?;
+        let mut addresses: BTreeMap<String, Vec<IpAddr>> = peers.clone();
+        addresses.insert(self.node.to_owned(), own);
+        let mut plan = self.plan(&addresses)?;
         plan.checks.retain(|planned| planned.direction == Direction::Out && planned.peer.is_some());
         let checks: Vec<What> = plan.checks.iter().map(|planned| planned.what.clone()).collect();
         let outcomes = runner::run(&checks, &self.tools, self.flags.pace(), |_, _| {}).await;
@@ -140,12 +140,12 @@ impl Mesh<'_> {
     }
 
     /// The plan of this node among others.
-    fn plan(&self, places: &BTreeMap<String, Vec<IpAddr>>) -> anyhow::Result<Plan> {
+    fn plan(&self, addresses: &BTreeMap<String, Vec<IpAddr>>) -> anyhow::Result<Plan> {
         let mut inventory = Inventory::default();
-        for address in places.values().flatten() {
+        for address in addresses.values().flatten() {
             inventory.add(ROLE, (*address).into());
         }
-        let here = places.get(self.node).map(Vec::as_slice).unwrap_or_default();
+        let here = addresses.get(self.node).map(Vec::as_slice).unwrap_or_default();
         let (products, roles, tls) = (self.products.as_slice(), [ROLE.to_owned()], &self.trust);
         let (roles, facts, inventory) = (roles.as_slice(), &self.facts, &inventory);
         Ok(plan(&Site { products, roles, facts, inventory, needs: None, here, tls })?)
@@ -162,13 +162,13 @@ struct Responding {
 
 impl Responding {
     async fn keep(&mut self, mesh: &Mesh<'_>, members: &Members) -> anyhow::Result<()> {
-        let places: BTreeMap<String, Vec<IpAddr>> =
+        let addresses: BTreeMap<String, Vec<IpAddr>> =
             members.iter().map(|(node, member)| (node.clone(), member.addresses.clone())).collect();
         let runs = self.running.as_ref().is_some_and(|(_, task)| !task.is_finished());
-        if runs && places == self.members {
+        if runs && addresses == self.members {
             return Ok(());
         }
-        let plan = mesh.plan(&places)?;
+        let plan = mesh.plan(&addresses)?;
         if let Some((stop, task)) = self.running.take() {
             drop(stop);
             // Its ports are free only then. It may have failed, which it has said.
@@ -183,7 +183,7 @@ impl Responding {
             }
         });
         self.running = Some((stop, task));
-        self.members = places;
+        self.members = addresses;
         Ok(())
     }
 }

@@ -58,16 +58,16 @@ fn text(findings: &[Finding]) -> String {
 
 /// Who has to change what: each remedy once.
 fn remedies(text: &mut String, findings: &[Finding]) {
-    let mut told: Vec<(&str, &str)> = Vec::new();
+    let mut listed: Vec<(&str, &str)> = Vec::new();
     for remedy in findings.iter().filter_map(|finding| finding.remedy.as_ref()) {
-        if !told.contains(&(&remedy.who, &remedy.what)) {
-            told.push((&remedy.who, &remedy.what));
+        if !listed.contains(&(&remedy.who, &remedy.what)) {
+            listed.push((&remedy.who, &remedy.what));
         }
     }
-    if !told.is_empty() {
+    if !listed.is_empty() {
         text.push_str("\nWho has to change what:\n");
     }
-    for (who, what) in told {
+    for (who, what) in listed {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "- {who}: {what}");
     }

@@ -1,6 +1,6 @@
 //! Which nodes are moved to another address of their API server, and which are next: pure.
 //!
-//! A node whose turn it is has a place until the pod on it is ready, also if it is away by then: a kubelet
+//! A node whose turn it is has a slot until the pod on it is ready, also if it is away by then: a kubelet
 //! that does not come back takes no other one with it.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ pub(super) struct Turns<'a> {
     waiting: BTreeSet<&'a str>,
     /// Ready nodes that have not moved.
     missing: BTreeSet<&'a str>,
-    /// How the others are told of.
+    /// How the others are named.
     left_out: String,
 }
 
