@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(1);
 pub(crate) struct Seen {
     pub(crate) url: String,
     pub(crate) id: u64,
-    /// Whom it takes for the leader; 0 for nobody.
+    /// The member that it takes for the leader; 0 for none.
     pub(crate) leader: u64,
     pub(crate) is_learner: bool,
     /// Bytes of its file.

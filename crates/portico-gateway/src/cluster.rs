@@ -166,7 +166,7 @@ impl Cluster {
         self.counters.get().map(|counters| counters.doors.snapshots()).unwrap_or_default()
     }
 
-    /// Who used a kind of listener last, apart from connections that are open: a bounded number of clients.
+    /// The clients that used a kind of listener last, apart from connections that are open: a bounded number.
     pub fn last_clients(&self, listener: ListenerKind) -> Vec<Client> {
         self.counters.get().map(|counters| counters.doors.clients(listener)).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! What came by each kind of listener for one cluster, and from whom last: by that it is known whether a way
-//! in may close.
+//! What came by each kind of listener for one cluster, and from which clients last: by that it is known
+//! whether a way in may close.
 //!
 //! A connection is a use when it ends, so that a way in is unused only from when its last connection was
 //! open. Counters are atomics. The list of clients is locked for a moment, by connections of the same cluster
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use portico_api::listener::ListenerKind;
 
-/// Clients that are kept of one cluster and kind: enough to see who they are.
+/// Clients that are kept of one cluster and kind: enough to find them.
 pub const LAST_CLIENTS: usize = 16;
 
 /// The kinds of listeners, for one cluster.
@@ -46,7 +46,7 @@ pub struct DoorSnapshot {
     pub last: Option<Duration>,
 }
 
-/// Who used a kind of listener.
+/// A client that used a kind of listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     /// Its address; without the PROXY protocol that of what is in front of the gateway, if that hides it.
@@ -60,7 +60,7 @@ impl Doors {
         self.of(listener).opened.fetch_add(1, Relaxed);
     }
 
-    /// A connection has ended; `client` is who used it, unless it was no use.
+    /// A connection has ended; `client` is the one that used it, unless it was no use.
     pub(crate) fn ended(&self, listener: ListenerKind, client: Option<IpAddr>, now: Duration) {
         if let Some(client) = client {
             self.used(listener, client, now);

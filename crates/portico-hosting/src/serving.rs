@@ -40,7 +40,7 @@ const MOST_NAMES: usize = 64;
 pub struct Asked<'a> {
     /// The signer that it is for.
     pub signer: &'a str,
-    /// Who asks, as the API server has found.
+    /// The user that asks, as the API server has found.
     pub user: &'a str,
     /// The groups of that user.
     pub groups: &'a [String],

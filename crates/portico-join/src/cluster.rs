@@ -66,7 +66,7 @@ pub struct Answers {
 pub struct Asked {
     /// What it says, or why nothing that counts.
     pub answers: anyhow::Result<Answers>,
-    /// What time it is there, if that was said, by whoever answered.
+    /// What time it is there, if an answer said that.
     pub time: Option<Timestamp>,
 }
 

@@ -4,7 +4,7 @@
 //! ([`ways`]), files written ([`files`]), the kubelet started ([`kubelet`]), with which this process may stay
 //! ([`staying`]). [`draining`] empties the node. The verb says in which order.
 //!
-//! What is written, and whom a machine trusts, is decided in `portico_hosting::join`.
+//! What is written, and what a machine trusts, is decided in `portico_hosting::join`.
 
 pub mod checks;
 pub mod cluster;

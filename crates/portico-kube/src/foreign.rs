@@ -99,7 +99,7 @@ pub enum Applied {
     Unchanged,
     /// The object is new, or was changed.
     Changed,
-    /// Nothing: somebody else made the object, and it is not as wanted. The one who wrote it last.
+    /// Nothing: somebody else made the object, and it is not as wanted. Its last writer.
     Foreign(String),
 }
 
@@ -168,7 +168,7 @@ impl Foreign {
         Ok((version, date.and_then(|date| rfc2822::parse(date).ok()).map(|date| date.timestamp())))
     }
 
-    /// Asks the server whether it takes requests. Those who may not ask are refused.
+    /// Asks the server whether it takes requests. A user without the right to ask is refused.
     pub async fn ready(&self) -> Result<(), ForeignError> {
         let path = "/readyz";
         let (head, said) = self.answer(Method::GET, path, header::ACCEPT, "text/plain", &Value::Null).await?;

@@ -14,7 +14,7 @@ use portico_kube::seen::Seen;
 use serde_json::Value;
 use tokio::time::Instant;
 
-/// Reverts within [`WINDOW`] that are put back. A person with kubectl needs one or two to see who writes.
+/// Reverts within [`WINDOW`] that are put back. A person with kubectl needs one or two to see what writes.
 const TOLERATED: usize = 2;
 
 /// How long a revert counts, and how long a write must stand to count as accepted.
@@ -23,7 +23,7 @@ const WINDOW: Duration = Duration::from_mins(10);
 /// Pause before the next attempt after yielding.
 const PAUSE: Duration = Duration::from_mins(10);
 
-/// How often writes were reverted, and what follows.
+/// When writes were reverted, and what follows.
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
     /// Reverts within the window.

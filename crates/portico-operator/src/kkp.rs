@@ -1,7 +1,7 @@
 //! Whether KKP's controllers are on this seed: then clusters are theirs, and controllers here only observe.
 //!
-//! [`portico_api::kkp`] says which Deployment is theirs. One of the same name somewhere else must not stop this
-//! operator.
+//! [`portico_api::kkp`] says which Deployment is theirs. One of the same name somewhere else must not stop
+//! this operator.
 
 use std::sync::Arc;
 

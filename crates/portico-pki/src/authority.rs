@@ -91,7 +91,7 @@ impl Authority {
         Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// Reads an authority that can sign now, whoever made it: ECDSA, RSA or Ed25519.
+    /// Reads an authority that can sign now, Portico's or another: ECDSA, RSA or Ed25519.
     pub fn read(pair: &Pair, now: Timestamp) -> Result<Self, Unusable> {
         let (der, several) = certificate::first(&pair.certificate).map_err(Unusable::Unreadable)?;
         if several {

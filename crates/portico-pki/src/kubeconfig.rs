@@ -36,7 +36,7 @@ pub struct Kubeconfig {
     pub credential: Credential,
 }
 
-/// What shows who a user is.
+/// What a user authenticates with.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credential {
     /// A client certificate.

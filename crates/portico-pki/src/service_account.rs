@@ -39,8 +39,8 @@ impl ServiceAccountKeys {
         Ok(Self { signing: key.serialize_pem(), verifying: key.public_key_pem() })
     }
 
-    /// Checks what a Secret holds, whoever made it. Public keys beside that of the private key are those of
-    /// earlier or later ones.
+    /// Checks what a Secret holds, Portico's or another. Public keys beside that of the private key are those
+    /// of earlier or later ones.
     pub fn read(signing: &str, verifying: &str) -> Result<Self, BadKeys> {
         let private = certificate::key(signing).map_err(BadKeys::Unreadable)?;
         if !public_keys(verifying)?.contains(&private.subject_public_key_info()) {

@@ -1,9 +1,9 @@
 //! Which addresses may be endpoints at all.
 //!
-//! Whoever may write an EndpointSlice says where the gateway connects to, so the gateway could be made to
-//! reach what its author cannot. Kubernetes refuses most of these addresses in an EndpointSlice too; a
-//! directory has nobody who checks. A listener of the gateway itself is recognised when it is connected to:
-//! see `portico-gateway`.
+//! The author of an EndpointSlice says where the gateway connects to, so the gateway could be made to reach
+//! what that author cannot. Kubernetes refuses most of these addresses in an EndpointSlice too; in a
+//! directory nothing checks them. A listener of the gateway itself is recognised when it is connected to: see
+//! `portico-gateway`.
 
 use std::net::IpAddr;
 

@@ -327,7 +327,7 @@ async fn all_addresses_of_both_kinds_hold_as_long_as_dns_says() {
     server.says.send_replace(Says::Unknown);
     let target: Target = "unknown.example.com:443".parse().unwrap();
     let error = dialer.resolve(&target).await.unwrap_err();
-    // Not which of the two questions came last: who writes it down must not write again each time.
+    // Not which of the two questions came last: what writes it down must not write again each time.
     let text = error.to_string();
     assert!(text.starts_with("resolving unknown.example.com: DNS has no address of this name"), "{text}");
 }

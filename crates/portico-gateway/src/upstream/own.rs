@@ -1,6 +1,6 @@
 //! The listeners of this gateway and of its replicas, as addresses that no upstream connection may lead to.
 //!
-//! Whoever writes an EndpointSlice could otherwise reach the admin listener through the gateway, or have a
+//! The author of an EndpointSlice could otherwise reach the admin listener through the gateway, or have a
 //! connection go round in it until every descriptor is taken. Only the kernel knows every address that is
 //! this machine, so it is asked: a connection to an address of the machine itself comes from that address.
 

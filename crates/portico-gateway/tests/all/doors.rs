@@ -1,4 +1,4 @@
-//! What is counted of each way in, and who is named: by that a way in is closed, or is not.
+//! What is counted of each way in, and which clients are named: by that a way in is closed, or is not.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -19,7 +19,7 @@ fn door(gateway: &Gateway, listener: ListenerKind) -> DoorSnapshot {
     clusters.iter().find(|cluster| cluster.name.as_str() == "a").unwrap().doors()[listener as usize]
 }
 
-/// Who came by a kind of listener last.
+/// The clients that came by a kind of listener last.
 fn clients(gateway: &Gateway, listener: ListenerKind) -> Vec<IpAddr> {
     let clusters = gateway.shared().live.clusters();
     clusters[0].last_clients(listener).into_iter().map(|client| client.address).collect()

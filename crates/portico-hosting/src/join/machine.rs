@@ -38,7 +38,7 @@ pub struct NewFile {
     pub path: PathBuf,
     /// Its content.
     pub content: String,
-    /// Who may read it.
+    /// Its permissions.
     pub mode: u32,
 }
 

@@ -19,7 +19,7 @@ const MOST: usize = 32;
 /// A name in DNS has at most 253 characters; purpose and port stand beside it.
 const LONGEST: usize = 300;
 
-/// Who goes there.
+/// Which agent goes there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// The Konnectivity agent, by which the API server reaches nodes and pods. It runs on some of the nodes.
@@ -31,7 +31,7 @@ pub enum Purpose {
 /// An address that agents go to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Way {
-    /// Who goes there.
+    /// Which agent goes there.
     pub purpose: Purpose,
     /// `HOST:PORT`.
     pub address: String,

@@ -8,8 +8,7 @@ use std::str::FromStr;
 
 use serde_json::{Value, json};
 
-/// The group of those who come with a token of Portico, beside `system:bootstrappers`, which is everybody's
-/// with a token.
+/// The group of machines with a token of Portico, beside `system:bootstrappers`, which all tokens give.
 pub const GROUP: &str = "system:bootstrappers:portico";
 
 const NAMESPACE: &str = "kube-system";

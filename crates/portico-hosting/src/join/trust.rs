@@ -1,4 +1,4 @@
-//! Whom a machine trusts: the authority whose public key has the hash that the administrator's command pins.
+//! What a machine trusts: the authority whose public key has the hash that the administrator's command pins.
 //!
 //! The hash is that of kubeadm's `--discovery-token-ca-cert-hash`. A machine reads `cluster-info` over a
 //! connection that it cannot verify yet; of all that is said there, only certificates with a pinned key are

@@ -190,7 +190,7 @@ fn builder(window: u32) -> Builder {
     builder
 }
 
-/// Who we are. The token is read at each attempt.
+/// The identity of this agent. The token is read at each attempt.
 fn metadata(shared: &Shared) -> HeaderMap {
     let settings = &shared.settings;
     let mut metadata = HeaderMap::new();

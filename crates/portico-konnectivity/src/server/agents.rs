@@ -33,7 +33,7 @@ const MAX_NAME: usize = 512;
 /// Longest text by which an agent names its program; the rest is left out.
 const MAX_VERSION: usize = 128;
 
-/// Who calls, as far as TLS tells.
+/// The peer of a connection, as far as TLS tells.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) address: SocketAddr,

@@ -1,4 +1,4 @@
-//! Whether an agent may connect, and as whom: by its token, which the API server reviews, or by the
+//! Whether an agent may connect, and by which identity: by its token, which the API server reviews, or by the
 //! certificate that TLS has verified already. And whether it may claim what it claims (`claims`).
 //!
 //! Reviews under way and waiting are bounded, and so is the time of each: agents that come back at once must
@@ -65,7 +65,7 @@ pub(crate) enum Refusal {
     Identifiers {
         /// The first claim that is too much.
         claimed: String,
-        /// Whom the server takes it for.
+        /// The identities that it has proven.
         identities: Vec<String>,
     },
     /// The server has as many agents as it may have.

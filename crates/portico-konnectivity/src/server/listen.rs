@@ -44,7 +44,7 @@ pub enum ListenError {
     /// Over TCP.
     #[error("cannot listen on {address} for {what}: {source}; is another server running there?")]
     Tcp {
-        /// For whom.
+        /// For which clients.
         what: &'static str,
         /// Where.
         address: SocketAddr,

@@ -8,7 +8,7 @@ use super::{Foreign, ForeignError};
 
 const AS_METADATA: &str = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
 
-/// Objects of one answer: who wrote which field takes some KiB of each. If that is too much, one by one.
+/// Objects of one answer: the managed fields take some KiB of each. If that is too much, one by one.
 const AT_ONCE: usize = 8;
 
 impl Foreign {

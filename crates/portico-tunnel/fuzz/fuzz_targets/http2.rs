@@ -2,8 +2,8 @@
 //! its client does, and what it makes the server hold stays within a model of what may be held, and is
 //! nothing in the end.
 //!
-//! The first byte says who the client is. The others come in pieces, cut where they have a value that the
-//! second byte says.
+//! The first byte says whether the client has authenticated, and whether it takes its answers. The others
+//! come in pieces, cut where they have a value that the second byte says.
 #![no_main]
 
 use std::cell::Cell;
@@ -99,7 +99,7 @@ thread_local! {
 }
 
 async fn attack(input: &[u8]) {
-    let [who, cut, bytes @ ..] = input else { return };
+    let [mode, cut, bytes @ ..] = input else { return };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback is there");
     let mut client =
         TcpStream::connect(listener.local_addr().expect("it is bound")).await.expect("it listens");
@@ -107,7 +107,7 @@ async fn attack(input: &[u8]) {
     let memory = MemoryBudget::new(MOST);
     let settings = Settings { plaintext: true, memory: memory.clone(), ..Settings::default() };
     let model = Arc::new(Model::default());
-    model.authenticated.store(who & 1 == 0, Relaxed);
+    model.authenticated.store(mode & 1 == 0, Relaxed);
     let ended = Rc::new(Cell::new(false));
     let (over, served) = (Rc::clone(&ended), Arc::clone(&model));
     let server = tokio::task::spawn_local(async move {
@@ -126,7 +126,7 @@ async fn attack(input: &[u8]) {
         }
         tokio::task::yield_now().await;
         held();
-        if who & 2 != 0 {
+        if mode & 2 != 0 {
             // One that takes its answers.
             let _ = client.try_read(&mut [0; 4096]);
         }

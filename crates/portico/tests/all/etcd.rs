@@ -189,7 +189,7 @@ fn a_member_of_three_that_lost_its_folder_gets_its_data_from_the_others_and_vote
     };
     assert_ne!(id(&before), id(&after));
 
-    // Two of three without data are no majority: nothing is begun anew, whoever waits.
+    // Two of three without data are no majority: nothing is begun anew, whatever waits.
     stop(again);
     stop(running.remove(1));
     for member in [1, 2] {

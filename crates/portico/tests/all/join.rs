@@ -1,4 +1,4 @@
-//! `portico join` beside a real API server that signs certificates, with a real kubelet: the token, whom the
+//! `portico join` beside a real API server that signs certificates, with a real kubelet: the token, what the
 //! machine trusts, what it writes, and how it leaves.
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.

@@ -30,7 +30,8 @@ const NAMING: [&str; 4] = [
 ];
 const BEFORE: &str = "etc/kubernetes/kubelet.conf.before-move";
 
-/// Ends the kubelet and starts it again, and says so. It may be told to fail, or to kill who asks before.
+/// Ends the kubelet and starts it again, and says so. It may be told to fail, or to kill its caller
+/// before.
 const SYSTEMCTL: &str = "\
 #!/bin/sh
 echo \"$*\" >>/systemctl.log

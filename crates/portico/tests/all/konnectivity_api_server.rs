@@ -261,7 +261,7 @@ fn expired(signer: &Path) -> String {
     format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
 }
 
-/// Who and what passes on the way to the API server.
+/// What passes on the way to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passes {
     All,

@@ -121,7 +121,7 @@ fn many_clusters_migrate_two_at_a_time_and_a_run_that_was_killed_goes_on() {
 #[test]
 fn a_cluster_that_cannot_is_skipped_and_after_one_that_goes_wrong_no_other_begins() {
     let seed = seed_with("migrate-stop", &["a", "b", "c"]);
-    // Who may read and not write begins nothing, and tries it once.
+    // A user that may read and not write begins nothing, and tries it once.
     let rule = json!({"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]});
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": "reader"}, "rules": [rule]});

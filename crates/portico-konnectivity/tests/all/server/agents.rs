@@ -1,4 +1,4 @@
-//! Who is an agent, and which one gets a dial.
+//! What counts as an agent, and which one gets a dial.
 
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ fn rounds() -> i64 {
 /// Dials that end together with what they share: a timeout, an agent, a budget.
 const TOGETHER: i64 = 20;
 
-/// How much more the process may have resident after hundreds of dials, those who play the peers included.
+/// How much more the process may have resident after hundreds of dials, the peers in this test included.
 const MORE_RESIDENT: u64 = 4 << 20;
 
 /// Descriptors and tasks.

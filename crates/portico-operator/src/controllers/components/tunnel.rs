@@ -2,8 +2,8 @@
 //!
 //! Secrets and names are those of [`portico_pki::inventory`]. An authority that is gone is not made anew
 //! while there is something that it signed: agents would trust nothing any more. The ConfigMap has what
-//! agents must trust, made here or provided, so that what tells them needs no right to read a private
-//! key.
+//! agents must trust, also for a certificate that is provided, so that what tells them needs no right to read
+//! a private key.
 
 use std::net::IpAddr;
 

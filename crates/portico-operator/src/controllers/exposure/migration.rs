@@ -70,7 +70,7 @@ impl Context {
         let settings = cluster.migration_settings();
         let next = step(now, wanted, &settings, &facts, Timestamp::now());
         let goes_on = next.now != now;
-        // Whoever gave it meant the door as it was before.
+        // The order was for the door as it was before.
         let opens = next.now.second.filter(|second| goes_on && second.state == MigrationState::Opening);
         if opens.is_some_and(|door| settings.is_ok_and(|settings| settings.close == Some(door.strategy))) {
             self.drop_order(cluster, version, false).await?;

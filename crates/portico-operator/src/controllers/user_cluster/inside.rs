@@ -26,7 +26,7 @@ struct Done {
     answered: bool,
     /// Objects written, by kind.
     writes: BTreeMap<&'static str, u64>,
-    /// Objects that are somebody else's and not as wanted, each with the one that wrote it last.
+    /// Objects that are somebody else's and not as wanted, each with its last writer.
     others: Vec<(Id, String)>,
     /// The first request that its API server refused. The others were made all the same.
     refused: Option<ForeignError>,
@@ -94,7 +94,7 @@ impl Context {
 
 /// Applies what is wanted and removes what is not. Ends at the first request without a proper answer.
 async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<(), ForeignError> {
-    // A reading, under every strategy: whoever administers the cluster can have the first write wait for
+    // A reading, under every strategy: an administrator of the cluster can have the first write wait for
     // ever, and its kubelets get certificates all the same.
     let envoy = foreign.get(&ENVOY_AGENT.path()).await?.is_some();
     done.answered = true;

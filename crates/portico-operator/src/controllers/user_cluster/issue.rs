@@ -68,8 +68,7 @@ impl Context {
         Ok(Ok(()))
     }
 
-    /// Whether the kubeconfig of a cluster that migrates leads to its first door, also where others keep
-    /// it.
+    /// Whether the kubeconfig of a cluster that migrates leads to its first door, KKP's too.
     pub(super) async fn prove_issued(
         &self,
         subject: &Subject,

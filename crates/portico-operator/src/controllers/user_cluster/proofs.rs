@@ -349,7 +349,7 @@ impl Look<'_> {
             Err(fact) => return fact,
         };
         let turns = Turns::of(&pods, nodes, &given);
-        // Whoever orders the door to be closed does not wait for nodes.
+        // An order to close the door does not wait for nodes.
         if settings.close != Some(by_second.expose_strategy) {
             for node in turns.next(usize::from(settings.parallel.get())) {
                 let label = json!({"metadata": {"labels": {TURN_LABEL: attempt}}});

@@ -99,7 +99,7 @@ pub(super) struct Kept {
     pub(super) answered: bool,
     /// The way there; `None` if the kubeconfig leads nowhere.
     pub(super) foreign: Option<Foreign>,
-    /// Objects that are somebody else's and not as wanted, each with the one that wrote it last.
+    /// Objects that are somebody else's and not as wanted, each with its last writer.
     pub(super) others: Vec<(Id, String)>,
     /// The DaemonSets that it should have.
     pub(super) daemon_sets: Vec<Id>,

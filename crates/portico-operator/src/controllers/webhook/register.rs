@@ -39,8 +39,8 @@ pub(super) enum State {
 }
 
 impl Context {
-    /// Makes certificate and configuration as they should be; `None` while it is not known whether
-    /// KKP's controllers keep the clusters.
+    /// Makes certificate and configuration as they should be; `None` while it is not known whether KKP
+    /// keeps the clusters.
     pub(super) async fn pass(&self) -> Result<Option<State>, WriteError> {
         match self.kkp.now() {
             Kkp::Unknown => return Ok(None),

@@ -83,8 +83,8 @@ pub(super) fn review(world: &World, change: &Change) -> Verdict {
         after.extend(world.between(old, new));
     }
     let fresh = fresh(&before, after, &own);
-    // A Service that a new Cluster takes a host name from is told of. If the Cluster were refused, whoever
-    // may make a Service could keep every name from the clusters to come.
+    // A Service that a new Cluster takes a host name from is a warning. If the Cluster were refused, everyone
+    // with the right to make a Service could keep every name from the clusters to come.
     let loses = |problem: &Problem| {
         let of_cluster = change.after.kind() == Kind::Cluster;
         of_cluster && problem.object.kind == Kind::Service && !own.contains(&problem.object)

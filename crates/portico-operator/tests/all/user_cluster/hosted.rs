@@ -136,7 +136,7 @@ fn kubelets_get_certificates_for_their_own_addresses_alone(inside: &Kubectl, ope
     until("a certificate behind many that are not approved", || is_approved(inside, "late"));
 }
 
-/// Its watch ends with it: nobody is left who could approve.
+/// Its watch ends with it: nothing is left that could approve.
 fn without_an_operator_nobody_watches(inside: &Kubectl) {
     until("the end of the watch", || {
         let metrics = inside.run(&["get", "--raw", "/metrics"])?;

@@ -1,5 +1,5 @@
 //! `/doors`: what came by each kind of listener for each cluster, and from which clients last. By that the
-//! operator sees whether a way in may close, and people see who still has to be told of the other one.
+//! operator sees whether a way in may close, and people see which clients still have to move to the other.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};

@@ -40,7 +40,7 @@ const SLACK: Duration = Duration::from_mins(10);
 /// Most characters of the cluster's words that get into a message.
 const QUOTED: usize = 200;
 
-/// For whom the credentials are.
+/// The user that the credentials are for.
 #[derive(Debug, Args)]
 pub(super) struct Person {
     /// Have the cluster sign a certificate of this user, instead of handing out the stored credentials
