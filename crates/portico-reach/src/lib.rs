@@ -1,9 +1,9 @@
 //! The way to each cluster of a seed as a chain of links, up to the first that is broken: for `portico why`
 //! and `portico status`; and the paths of the nodes of one, for `portico nodes` ([`nodes`]).
 //!
-//! Objects are read from the seed's API ([`Seed`]); gateways are asked by their admin listener through that
-//! API, so that a kubeconfig is all that is needed; name, TLS and answer are tried from the machine this runs
-//! on. [`admin`] is the way into a cluster, as the seed knows it.
+//! Objects are read from the seed's API ([`SeedSnapshot`]); gateways are asked by their admin listener
+//! through that API, so that a kubeconfig is all that is needed; name, TLS and answer are tried from the
+//! machine this runs on. [`admin`] is the way into a cluster, as the seed knows it.
 
 pub mod admin;
 mod chain;
@@ -20,4 +20,4 @@ pub use chain::Chain;
 pub use doors::Migration;
 pub use links::{Link, State};
 pub use orphans::Orphan;
-pub use seed::{Front, Seed};
+pub use seed::{Front, SeedSnapshot};

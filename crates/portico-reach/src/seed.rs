@@ -36,7 +36,7 @@ pub struct Front {
 }
 
 /// All that was read of a seed, once.
-pub struct Seed {
+pub struct SeedSnapshot {
     client: Client,
     problems: Vec<Problem>,
     rows: BTreeMap<Box<str>, Vec<RouteRow>>,
@@ -47,7 +47,7 @@ pub struct Seed {
     front: Front,
 }
 
-impl Seed {
+impl SeedSnapshot {
     /// Reads the objects of a seed, and what its gateways say. Reading the objects may take as long as
     /// `timeout`, all together.
     pub async fn read(client: Client, front: Front, timeout: Duration) -> anyhow::Result<Self> {

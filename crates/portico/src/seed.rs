@@ -7,7 +7,7 @@ use clap::Args;
 use portico_admin::table;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::SNI_PORT;
-use portico_reach::{Chain, Front, Link, Seed, State};
+use portico_reach::{Chain, Front, Link, SeedSnapshot, State};
 
 use crate::args::{duration, kubeconfig, object_key};
 
@@ -30,10 +30,10 @@ pub(crate) struct SeedFlags {
 
 impl SeedFlags {
     /// Reads the seed.
-    pub(crate) async fn read(&self) -> anyhow::Result<Seed> {
+    pub(crate) async fn read(&self) -> anyhow::Result<SeedSnapshot> {
         let client = portico_kube::client(kubeconfig(self.kubeconfig.as_deref()).as_deref()).await?;
         let front = Front { service: self.service.clone(), sni_port: self.sni_port };
-        Seed::read(client, front, self.timeout).await
+        SeedSnapshot::read(client, front, self.timeout).await
     }
 }
 

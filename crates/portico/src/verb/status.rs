@@ -4,7 +4,7 @@ use clap::Args;
 use portico_admin::listing::OutputFormat;
 use portico_admin::table;
 use portico_api::names::ClusterName;
-use portico_reach::{Chain, Link, Migration, Orphan, Seed};
+use portico_reach::{Chain, Link, Migration, Orphan, SeedSnapshot};
 use serde::Serialize;
 
 use crate::daemon;
@@ -100,7 +100,7 @@ fn left(orphans: &[Orphan]) -> String {
     format!("Left by Clusters that are gone; where nobody needs it, kubectl delete:\n{lines}")
 }
 
-fn row(seed: &Seed, name: &str, chain: Chain) -> Row {
+fn row(seed: &SeedSnapshot, name: &str, chain: Chain) -> Row {
     let cluster = seed.clusters().get(name);
     let strategy = cluster.and_then(|cluster| seed.in_force(cluster));
     Row {

@@ -5,7 +5,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use portico_admin::listing::OutputFormat;
 use portico_api::names::{ClusterName, is_object_name};
-use portico_reach::Seed;
+use portico_reach::SeedSnapshot;
 
 use crate::daemon;
 use crate::outcome::{Outcome, print};
@@ -53,7 +53,7 @@ fn node_name(name: &str) -> anyhow::Result<&str> {
 }
 
 /// The cluster that is meant: by its name, or by a host that leads to it.
-fn cluster_of(seed: &Seed, what: &str) -> anyhow::Result<ClusterName> {
+fn cluster_of(seed: &SeedSnapshot, what: &str) -> anyhow::Result<ClusterName> {
     if !what.contains('.') {
         return Ok(ClusterName::new(what));
     }
