@@ -27,7 +27,8 @@ pub async fn of_cluster(client: &Client, name: &str) -> anyhow::Result<Kubeconfi
 }
 
 /// The same with the credentials of another Secret in the namespace of the cluster. The error is a
-/// [`NoSecret`] if that is missing.
+/// [`NoSecret`] if that is missing. Both names become part of a path: the caller has checked them, or they
+/// are those of objects.
 pub async fn of_secret(client: &Client, name: &str, secret: &str) -> anyhow::Result<Kubeconfig> {
     let path = format!("/apis/kubermatic.k8c.io/v1/clusters/{name}");
     let cluster: Option<Cluster> = read(client, &path, &format!("Cluster {name}")).await?;

@@ -9,6 +9,7 @@ use std::{env, fmt};
 
 use ipnet::IpNet;
 use portico_api::meta::ObjectKey;
+use portico_api::names::is_object_name;
 use portico_api::network::Network;
 use portico_gateway::ProxyMode;
 
@@ -62,10 +63,12 @@ impl FromStr for Port {
     }
 }
 
-/// A Service by `NAMESPACE/NAME`.
+/// A Service by `NAMESPACE/NAME`, which may become part of a path of the API.
 pub(crate) fn object_key(text: &str) -> Result<ObjectKey, String> {
     match text.split('/').collect::<Vec<_>>()[..] {
-        [namespace, name] if !namespace.is_empty() && !name.is_empty() => Ok(ObjectKey::new(namespace, name)),
+        [namespace, name] if is_object_name(namespace) && is_object_name(name) => {
+            Ok(ObjectKey::new(namespace, name))
+        }
         _ => Err("give NAMESPACE/NAME, such as portico/portico".to_owned()),
     }
 }
@@ -229,7 +232,7 @@ mod tests {
     #[test]
     fn a_service_has_a_namespace_and_a_name() {
         assert_eq!(object_key("portico/front"), Ok(ObjectKey::new("portico", "front")));
-        for text in ["front", "/front", "portico/", "a/b/c", ""] {
+        for text in ["front", "/front", "portico/", "a/b/c", "", "../front", "a?b/front", "a/%2e"] {
             assert!(object_key(text).is_err(), "{text:?}");
         }
         assert_eq!("off".parse(), Ok(Port(None)));

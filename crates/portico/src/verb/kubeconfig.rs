@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
-use portico_api::names::HostName;
+use portico_api::names::is_object_name;
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::ADMIN_KUBECONFIG;
 use portico_reach::admin::{NoSecret, of_cluster, of_secret};
@@ -124,9 +124,10 @@ fn write(path: &Path, kubeconfig: &Kubeconfig) -> anyhow::Result<()> {
 
 /// The name of an object, as it can stand in a path of the API.
 pub(crate) fn label(text: &str) -> Result<String, String> {
-    match HostName::parse(text) {
-        Ok(name) if name.as_str() == text => Ok(text.to_owned()),
-        _ => Err("give the name of one object, such as a or p4k2m7xzq9".to_owned()),
+    if is_object_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("give the name of one object, such as a or p4k2m7xzq9".to_owned())
     }
 }
 
