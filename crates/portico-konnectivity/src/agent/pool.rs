@@ -35,6 +35,8 @@ pub(super) enum Attempt {
     Absent,
     /// What answered does not take us as we are.
     Refused,
+    /// None: each address is being tried by another one.
+    Busy,
 }
 
 /// The waits between attempts.
@@ -74,6 +76,7 @@ impl Pace {
                 self.absence = wait.mul_f64(GROWTH).min(self.interval);
                 wait
             }
+            Attempt::Busy => self.interval,
             Attempt::Refused | Attempt::Unsteady => {
                 let wait = self.wait;
                 self.wait = grown;

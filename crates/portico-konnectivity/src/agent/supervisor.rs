@@ -7,8 +7,8 @@
 
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -65,7 +65,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         responses: 1,
         attempts: 0,
         under_way: FuturesUnordered::new(),
-        trying: Vec::new(),
+        trying: Trying::default(),
         ended_early: Arc::default(),
         lines: LineLimit::default(),
         started: Instant::now(),
@@ -84,10 +84,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
             None => {
                 let tries = !*draining.borrow_and_update() && (lacks || settings.sync_forever);
                 if tries && supervisor.has_room() {
-                    ended = supervisor.begin().await;
-                }
-                if ended.is_some() {
-                    continue;
+                    supervisor.begin();
                 }
                 supervisor.pace.rest(random())
             }
@@ -114,11 +111,79 @@ async fn lost(tasks: &mut JoinSet<bool>) {
     pending().await
 }
 
-/// An attempt at one address of a server, and how it went.
+/// How an attempt at one address of a server went.
 struct Answered {
     target: Target,
-    address: SocketAddr,
-    result: Result<Joined, JoinError>,
+    result: Result<Joined, AttemptError>,
+}
+
+/// Tries one address that no other attempt is made to: of the server whose turn it is, or of the next one
+/// with such an address. `None`: all are being tried.
+async fn attempt(
+    shared: Arc<Shared>,
+    sessions: Arc<Sessions>,
+    trying: Trying,
+    first: usize,
+) -> Option<Answered> {
+    let servers = &shared.settings.servers;
+    for number in first..first.saturating_add(servers.len()) {
+        let target = &servers[number % servers.len()];
+        let Some(lookup) = trying.claim(target, None) else { continue };
+        let resolved = shared.settings.to_servers.resolve(target).await;
+        drop(lookup);
+        let answered = |result| Some(Answered { target: target.clone(), result });
+        let addresses = match resolved {
+            Ok(resolved) if resolved.addresses.is_empty() => {
+                return answered(Err(AttemptError::NoAddress(target.host.clone())));
+            }
+            Ok(resolved) => resolved.addresses,
+            Err(error) => return answered(Err(error.into())),
+        };
+        let untried: Vec<_> = addresses.iter().copied().filter(|at| !trying.has(target, Some(*at))).collect();
+        let Some(address) = choose(&untried, &sessions.by_address(), number / servers.len()) else {
+            continue;
+        };
+        let _claim = trying.claim(target, Some(address));
+        return answered(join(&shared, target, address).await.map_err(AttemptError::from));
+    }
+    None
+}
+
+/// What attempts are made to: the look-up of a server's name, or one of its addresses. Through a proxy, all
+/// servers have the proxy's addresses.
+#[derive(Clone, Default)]
+struct Trying(Arc<Mutex<Vec<(Target, Option<SocketAddr>)>>>);
+
+impl Trying {
+    fn all(&self) -> MutexGuard<'_, Vec<(Target, Option<SocketAddr>)>> {
+        // A panic elsewhere leaves nothing half done here.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, target: &Target, address: Option<SocketAddr>) -> bool {
+        self.all().iter().any(|tried| tried.0 == *target && tried.1 == address)
+    }
+
+    /// Returns what holds it for this attempt. `None`: another attempt has it.
+    fn claim(&self, target: &Target, address: Option<SocketAddr>) -> Option<Claim> {
+        if self.has(target, address) {
+            return None;
+        }
+        self.all().push((target.clone(), address));
+        Some(Claim { trying: self.clone(), target: target.clone(), address })
+    }
+}
+
+struct Claim {
+    trying: Trying,
+    target: Target,
+    address: Option<SocketAddr>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.trying.all().retain(|tried| tried.0 != self.target || tried.1 != self.address);
+    }
 }
 
 struct Supervisor {
@@ -130,9 +195,8 @@ struct Supervisor {
     /// Servers by the word of the last one that was new.
     responses: u32,
     attempts: usize,
-    under_way: FuturesUnordered<BoxFuture<'static, Answered>>,
-    /// What they are made to: through a proxy, all targets have its addresses.
-    trying: Vec<(Target, SocketAddr)>,
+    under_way: FuturesUnordered<BoxFuture<'static, Option<Answered>>>,
+    trying: Trying,
     /// Whether a session has ended within an interval, since the last one began.
     ended_early: Arc<AtomicBool>,
     /// Of log lines about attempts that failed: there may be one each second, for ever.
@@ -161,48 +225,19 @@ impl Supervisor {
         has_room
     }
 
-    /// Begins an attempt at an address that is not being tried, if there is one. Returns how it went if it
-    /// ended at once.
-    async fn begin(&mut self) -> Option<Attempt> {
+    /// Begins an attempt.
+    fn begin(&mut self) {
         self.reload();
-        let shared = Arc::clone(&self.shared);
-        let servers = &shared.settings.servers;
-        for _ in servers {
-            let target = servers[self.attempts % servers.len()].clone();
-            let turn = self.attempts / servers.len();
-            self.attempts = self.attempts.wrapping_add(1);
-            let address = match self.untried(&target, turn).await {
-                Ok(Some(address)) => address,
-                Ok(None) => continue,
-                Err(error) => return Some(self.failed(&target, &error)),
-            };
-            self.trying.push((target.clone(), address));
-            let shared = Arc::clone(&shared);
-            self.under_way.push(Box::pin(async move {
-                let result = join(&shared, &target, address).await;
-                Answered { target, address, result }
-            }));
-            break;
-        }
-        None
+        let (shared, sessions) = (Arc::clone(&self.shared), Arc::clone(&self.sessions));
+        self.under_way.push(Box::pin(attempt(shared, sessions, self.trying.clone(), self.attempts)));
+        self.attempts = self.attempts.wrapping_add(1);
     }
 
-    /// The address of a server to try. `None`: all are being tried.
-    async fn untried(&mut self, target: &Target, turn: usize) -> Result<Option<SocketAddr>, AttemptError> {
-        let resolved = self.shared.settings.to_servers.resolve(target).await?;
-        if resolved.addresses.is_empty() {
-            return Err(AttemptError::NoAddress(target.host.clone()));
-        }
-        let is_tried = |address| self.trying.iter().any(|tried| tried.0 == *target && tried.1 == address);
-        let untried: Vec<_> = resolved.addresses.iter().copied().filter(|at| !is_tried(*at)).collect();
-        Ok(choose(&untried, &self.sessions.by_address(), turn))
-    }
-
-    fn conclude(&mut self, Answered { target, address, result }: Answered) -> Attempt {
-        self.trying.retain(|tried| tried.0 != target || tried.1 != address);
+    fn conclude(&mut self, answered: Option<Answered>) -> Attempt {
+        let Some(Answered { target, result }) = answered else { return Attempt::Busy };
         let joined = match result {
             Ok(joined) => joined,
-            Err(error) => return self.failed(&target, &error.into()),
+            Err(error) => return self.failed(&target, &error),
         };
         let counters = &self.shared.counters;
         if self.sessions.has_staying(joined.session.server()) {

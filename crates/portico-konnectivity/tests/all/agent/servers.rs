@@ -11,12 +11,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
-use portico_dial::TokenFile;
+use portico_dial::{Dialer, TokenFile};
 use portico_konnectivity::agent::{Agent, CountSource, Leases};
 use portico_lab::clock::Clock;
 use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_wire::konnectivity::{ConnectId, Packet};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UdpSocket};
 use tower::service_fn;
 
 use super::support::*;
@@ -99,6 +99,25 @@ async fn a_server_that_never_answers_does_not_hold_up_the_others() {
         open.push(accepted.unwrap());
         assert_eq!(open.len(), 1, "one at a time to one address");
     }
+}
+
+#[tokio::test]
+async fn a_name_that_is_looked_up_in_vain_does_not_hold_up_the_others() {
+    let pki = pki();
+    // It takes questions, and answers none.
+    let name_server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut server = Server::start(&pki, &[Says::upstream("s")]).await;
+    let mut settings = settings(&pki, &[server.address]);
+    settings.servers.insert(0, "server.example.com:8132".parse().unwrap());
+    let dialer = Dialer::direct().with_name_servers(&[name_server.local_addr().unwrap()]);
+    settings.to_servers = Arc::new(dialer);
+    let agent = Agent::start(settings);
+    let connect = server.connect().await;
+    assert_eq!(agent.counters().join_failures.load(Relaxed), 0, "it waited for the name");
+    // And one that leaves is found again meanwhile.
+    drop(connect);
+    let _connect = server.connect().await;
+    assert_eq!(agent.counters().join_failures.load(Relaxed), 0, "it waited for the name");
 }
 
 #[tokio::test]
