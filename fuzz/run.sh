@@ -58,12 +58,17 @@ run() {
 
 failures=$(mktemp -d)
 trap 'rm -rf "$failures"' EXIT
+packages=()
+for crate in "${crates[@]}"; do
+  [[ -f $root/crates/$crate/fuzz/Cargo.toml ]] || { echo "$crate has no folder fuzz" >&2; exit 2; }
+  packages+=(-p "$crate-fuzz")
+done
+# At once, so that what several of them need is built once.
+RUSTFLAGS=$(echo $coverage) cargo build -q --release --locked --manifest-path "$root/fuzz/Cargo.toml" \
+  "${packages[@]}" --target "$host" --target-dir "$target_dir" || exit 2
 ran=0
 for crate in "${crates[@]}"; do
   folder=$root/crates/$crate/fuzz
-  [[ -f $folder/Cargo.toml ]] || { echo "$crate has no folder fuzz" >&2; exit 2; }
-  RUSTFLAGS=$(echo $coverage) cargo build -q --release --locked --manifest-path "$folder/Cargo.toml" \
-    --target "$host" --target-dir "$target_dir" || exit 2
   for source in "$folder"/fuzz_targets/*.rs; do
     target=$(basename "$source" .rs)
     if [[ -n ${FUZZ_TARGETS:-} && " $FUZZ_TARGETS " != *" $target "* ]]; then continue; fi
