@@ -34,6 +34,7 @@ pub use credentials::{CREDENTIALS_VARIABLE, CredentialsError, CredentialsSource}
 pub use dialer::{DialTimeouts, Dialer, ProxyFiles};
 pub use error::{ConnectAnyError, DialError, HeadLimit, Refused, Schemes, Sent};
 pub use file_set::{FileSet, FolderWatch};
+pub use printable::printable;
 pub use provider::{TLS_BUFFER, install_provider, provider};
 pub use proxy::{Proxy, UrlProblem};
 pub use resolve::{ResolveError, Resolved};

@@ -1,10 +1,11 @@
 //! Text of a peer, made fit for logs: proxies and certificates may hold anything.
 
 /// The most characters that are kept.
-const LONGEST: usize = 200;
+const LONGEST: usize = 500;
 
 /// Returns the text as one line, without control characters, cut if it is long.
-pub(crate) fn printable(text: &str) -> String {
+#[must_use]
+pub fn printable(text: &str) -> String {
     text.trim()
         .chars()
         .take(LONGEST)

@@ -15,8 +15,15 @@ use crate::happy_eyeballs::connect_first;
 pub struct TcpKeepAlive {
     /// Of TCP keep-alive: the silence before the first probe, and between two.
     pub interval: Duration,
-    /// How long bytes, or probes, may stay unacknowledged.
-    pub unacknowledged: Duration,
+    /// How long bytes, or probes, may stay unacknowledged, or a peer's window closed: for peers that always
+    /// read. `None`: as long as the kernel has it.
+    pub unacknowledged: Option<Duration>,
+}
+
+impl TcpKeepAlive {
+    /// Of a peer that may pause for as long as it likes. By `TCP_USER_TIMEOUT` the kernel also ends a
+    /// connection whose window stays closed, although each of its probes has an answer.
+    pub const OF_ONE_THAT_PAUSES: Self = Self { interval: Duration::from_secs(30), unacknowledged: None };
 }
 
 impl Default for TcpKeepAlive {
@@ -27,19 +34,19 @@ impl Default for TcpKeepAlive {
             // Instead of the kernel's quarter of an hour. Longer than an unresponsive tunnel may take to come
             // back (`ClientSettings::give_up_after`): a network that is gone for half a minute costs no
             // stream. New streams do not wait for it, because HTTP/2's PING fails within seconds.
-            unacknowledged: Duration::from_secs(75),
+            unacknowledged: Some(Duration::from_secs(75)),
         }
     }
 }
 
-/// Connects to any of these addresses by happy eyeballs (RFC 8305), without a proxy. `None`: there are none.
-/// An error is the last one, with its address.
+/// Connects to any of these addresses by happy eyeballs (RFC 8305), without a proxy, for a connection whose
+/// peer may pause. `None`: there are none. An error is the last one, with its address.
 pub async fn connect_direct(
     addresses: &[SocketAddr],
     limit: Duration,
 ) -> Option<Result<TcpStream, (SocketAddr, io::Error)>> {
     let connect = |address| async move {
-        connect(address, limit, TcpKeepAlive::default()).await.map_err(|error| (address, error))
+        connect(address, limit, TcpKeepAlive::OF_ONE_THAT_PAUSES).await.map_err(|error| (address, error))
     };
     connect_first(addresses, connect).await
 }
@@ -57,7 +64,7 @@ pub(crate) async fn connect(
     let socket = SockRef::from(&stream);
     let TcpKeepAlive { interval, unacknowledged } = keep_alive;
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(interval).with_interval(interval))?;
-    socket.set_tcp_user_timeout(Some(unacknowledged))?;
+    socket.set_tcp_user_timeout(unacknowledged)?;
     Ok(stream)
 }
 
@@ -71,13 +78,23 @@ mod tests {
     async fn a_socket_sends_at_once_and_does_not_wait_for_the_dead() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let keep_alive =
-            TcpKeepAlive { interval: Duration::from_secs(5), unacknowledged: Duration::from_secs(9) };
+            TcpKeepAlive { interval: Duration::from_secs(5), unacknowledged: Some(Duration::from_secs(9)) };
         let stream =
             connect(listener.local_addr().unwrap(), Duration::from_secs(30), keep_alive).await.unwrap();
         let socket = SockRef::from(&stream);
         assert!(stream.nodelay().unwrap());
         assert!(socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), keep_alive.interval);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(keep_alive.unacknowledged));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), keep_alive.unacknowledged);
+    }
+
+    #[tokio::test]
+    async fn a_peer_of_a_direct_connection_may_pause_for_as_long_as_it_likes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [listener.local_addr().unwrap()];
+        let connected = connect_direct(&addresses, Duration::from_secs(30)).await;
+        let stream = connected.unwrap().unwrap();
+        assert_eq!(SockRef::from(&stream).tcp_user_timeout().unwrap(), None);
+        assert!(SockRef::from(&stream).keepalive().unwrap());
     }
 }

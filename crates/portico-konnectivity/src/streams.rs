@@ -13,6 +13,9 @@ pub const OFFER: &str = "portico-streams";
 /// The value of [`OFFER`]: the version of what is described here.
 pub const VERSION: &str = "1";
 
+/// Begins the answer of an agent that has no room for a dial: another agent may have.
+pub const NO_ROOM: &str = "the agent has no room: ";
+
 /// The path of the stream of a connection.
 pub const STREAM_PATH: &str = "/portico.Konnectivity/Stream";
 

@@ -41,4 +41,4 @@ pub use random::random;
 pub use read_ahead::{ReadAhead, ReadLimit};
 pub use rewind::Rewind;
 pub use shared_tcp::SharedTcp;
-pub use stream::{Socket, Stream};
+pub use stream::{Socket, Stream, has_hung_up};

@@ -167,6 +167,11 @@ impl Socket for Stream {
     }
 }
 
+/// Whether the peer of a Unix socket is gone. One that has only ended its direction is there.
+pub fn has_hung_up(stream: &UnixStream) -> bool {
+    !hang_up(stream).is_empty()
+}
+
 /// HUP: the peer is gone. ERR: it had not read all. Neither: it is there.
 fn hang_up(stream: &UnixStream) -> PollFlags {
     let mut polled = [PollFd::new(stream, PollFlags::empty())];

@@ -66,9 +66,14 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Of a connection that holds bytes within the budget of the process.
+    /// Of a connection that holds bytes within the budget of the process, and no more than 32 MiB of it.
     pub fn new(process: &MemoryBudget) -> Self {
-        let connection = MemoryBudget::new(CONNECTION_MEMORY);
+        Self::within(process, CONNECTION_MEMORY)
+    }
+
+    /// The same of a connection that holds `most` bytes.
+    pub fn within(process: &MemoryBudget, most: usize) -> Self {
+        let connection = MemoryBudget::new(most);
         let budgets = vec![connection.clone(), process.clone()];
         Self {
             process: process.clone(),
@@ -92,12 +97,12 @@ impl Activity {
 
     /// The same of a client that has not authenticated: the connection counts as a whole, and the oldest goes
     /// first, before every client that has.
-    pub fn unauthenticated(process: &MemoryBudget) -> Self {
-        let activity = Self::new(process);
-        activity.from_peer.set_first(true);
-        activity.from_peer.hold(UNAUTHENTICATED);
-        activity.authenticated.store(false, Relaxed);
-        activity
+    #[must_use]
+    pub fn unauthenticated(self) -> Self {
+        self.from_peer.set_first(true);
+        self.from_peer.hold(UNAUTHENTICATED);
+        self.authenticated.store(false, Relaxed);
+        self
     }
 
     /// The client has authenticated.

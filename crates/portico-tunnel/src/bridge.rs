@@ -41,7 +41,7 @@ use crate::waiting::Waiting;
 const UNSENT: u32 = STREAM_WINDOW;
 
 /// How long the peer may take no byte of a socket that is gone. Long enough for an endpoint that is busy.
-const LEAVING: Duration = Duration::from_secs(30);
+pub const LEAVING: Duration = Duration::from_secs(30);
 
 /// One stream and one socket.
 pub struct Bridge<S, M> {

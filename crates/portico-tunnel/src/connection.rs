@@ -6,7 +6,8 @@
 //! [`read_chunk`] reads a socket as it does.
 
 pub use crate::activity::{Activity, RoomTurn};
-pub use crate::bridge::Bridge;
+pub use crate::bridge::{Bridge, LEAVING};
+pub use crate::cause::cause;
 pub use crate::chunk::{CHUNK, read as read_chunk};
 pub use crate::inbound::Inbound;
 pub use crate::keepalive::KeepAlive;

@@ -14,6 +14,7 @@
 
 mod activity;
 mod bridge;
+mod cause;
 mod chunk;
 pub mod client;
 pub mod connection;

@@ -2,6 +2,7 @@
 //!
 //! The texts are those of Go's `net.Dial`: frontends, tests and the HTTP status of `http-connect` go by them.
 
+use std::fmt::Display;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::policy::Policy;
+use crate::streams::NO_ROOM;
 
 /// The limit of a dial, names included. As upstream.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
@@ -46,8 +48,9 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    pub(super) fn limit(text: String) -> Self {
-        Self { text, failure: DialFailure::Limit }
+    /// The agent has `most` of these already.
+    pub(super) fn limit(most: impl Display, what: &str) -> Self {
+        Self { text: format!("{NO_ROOM}{most} {what}, the most it takes"), failure: DialFailure::Limit }
     }
 
     pub(super) fn unknown(text: String) -> Self {

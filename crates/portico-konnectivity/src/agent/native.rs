@@ -12,7 +12,7 @@ use h2::{RecvStream, SendStream};
 use http::uri::{Authority, Parts, PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use portico_net::Side;
-use portico_tunnel::connection::{Activity, Bridge};
+use portico_tunnel::connection::{Activity, Bridge, cause};
 use portico_wire::konnectivity::DialId;
 use thiserror::Error;
 use tokio::net::TcpStream;
@@ -29,7 +29,7 @@ const OPEN: Duration = Duration::from_secs(15);
 /// Why there is no stream. The server may have abandoned the dial.
 #[derive(Debug, Error)]
 pub(super) enum OpenError {
-    #[error(transparent)]
+    #[error("{}", cause(.0))]
     Http(#[from] h2::Error),
     #[error("the request cannot be made: {0}")]
     Request(#[from] http::Error),

@@ -19,7 +19,7 @@ use http::{HeaderMap, HeaderValue, header};
 use portico_dial::{DialError, HandshakeError, HandshakeProblem, Socket, Target};
 use portico_net::ReadAhead;
 use portico_tunnel::connection::{
-    Activity, Batched, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, Turn, batched,
+    Activity, Batched, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, Turn, batched, cause,
     connection_window,
 };
 use portico_wire::konnectivity::{CONNECT_PATH, Code};
@@ -71,7 +71,7 @@ pub(super) enum JoinError {
     #[error("the server's address cannot be used in a request: {0}")]
     Authority(#[from] InvalidUri),
     /// HTTP/2 failed.
-    #[error("HTTP/2 with the server at {0} failed: {1}")]
+    #[error("HTTP/2 with the server at {0} failed: {why}", why = cause(.1))]
     Http(SocketAddr, #[source] h2::Error),
     /// The server refused the stream: our token, or our id.
     #[error("the server at {0} refused us: {1}")]
@@ -148,7 +148,8 @@ async fn hello(shared: &Arc<Shared>, target: &Target, address: SocketAddr) -> Re
     if stream.get_ref().1.alpn_protocol() != Some(H2) {
         return Err(JoinError::Alpn(address));
     }
-    let activity = Arc::new(Activity::new(&settings.memory));
+    // One server may have all connections of its cluster.
+    let activity = Arc::new(Activity::within(&settings.memory, settings.memory.limit()));
     let (stream, turn) = batched(stream, Inbound::trusted(), &activity);
     let broken = |error| JoinError::Http(address, error);
     let window = u32::try_from(settings.connection_buffer.max(LEAST_WINDOW)).unwrap_or(u32::MAX);

@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use http::uri::Authority;
 use portico_net::linger;
-use portico_tunnel::connection::Activity;
+use portico_tunnel::connection::{Activity, cause};
 use portico_wire::konnectivity::{Code, ConnectId, DataHead, DialId, Packet, address};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -83,7 +83,7 @@ pub(super) enum Ended {
     Stream(#[from] grpc::Error),
     #[error("the connection is closed")]
     Closed,
-    #[error("the connection broke: {0}")]
+    #[error("the connection broke: {}", cause(.0))]
     Connection(h2::Error),
     #[error("the server did not answer PING within {0:?}")]
     Silent(std::time::Duration),
@@ -296,10 +296,7 @@ impl Session {
         let Some(dialling) = self.shared.begin_dial() else {
             drop(state);
             let most = self.shared.settings.max_dials;
-            return self.refuse(
-                dial,
-                Refusal::limit(format!("the agent has {most} dials under way, the most it takes")),
-            );
+            return self.refuse(dial, Refusal::limit(most, "dials under way"));
         };
         let entry = Entry { session: Arc::clone(self), dial, connection };
         let task = tokio::spawn(entry.run(protocol, address, dialling));
@@ -361,8 +358,7 @@ impl Entry {
         let Session { server, is_over, has_streams, .. } = &**session;
         let Some(record) = Guard::list(shared, server, is_over, &address, *has_streams) else {
             let most = shared.settings.max_connections;
-            let text = format!("the agent has {most} connections, the most it takes");
-            return session.refuse(self.dial, Refusal::limit(text));
+            return session.refuse(self.dial, Refusal::limit(most, "connections"));
         };
         shared.dialled(begun.elapsed());
         if session.has_streams {

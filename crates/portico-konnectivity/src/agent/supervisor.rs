@@ -139,7 +139,7 @@ async fn attempt(
             Ok(resolved) => resolved.addresses,
             Err(error) => return answered(Err(error.into())),
         };
-        let untried: Vec<_> = addresses.iter().copied().filter(|at| !trying.has(target, Some(*at))).collect();
+        let untried = trying.untried(target, &addresses);
         let Some(address) = choose(&untried, &sessions.by_address(), number / servers.len()) else {
             continue;
         };
@@ -149,40 +149,51 @@ async fn attempt(
     None
 }
 
-/// What attempts are made to: the look-up of a server's name, or one of its addresses. Through a proxy, all
+/// What an attempt is made to: the look-up of a server's name, or one of its addresses. Through a proxy, all
 /// servers have the proxy's addresses.
+#[derive(Clone, PartialEq)]
+struct Step {
+    target: Target,
+    address: Option<SocketAddr>,
+}
+
+/// Those of all attempts.
 #[derive(Clone, Default)]
-struct Trying(Arc<Mutex<Vec<(Target, Option<SocketAddr>)>>>);
+struct Trying(Arc<Mutex<Vec<Step>>>);
 
 impl Trying {
-    fn all(&self) -> MutexGuard<'_, Vec<(Target, Option<SocketAddr>)>> {
+    fn all(&self) -> MutexGuard<'_, Vec<Step>> {
         // A panic elsewhere leaves nothing half done here.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn has(&self, target: &Target, address: Option<SocketAddr>) -> bool {
-        self.all().iter().any(|tried| tried.0 == *target && tried.1 == address)
-    }
-
     /// Returns what holds it for this attempt. `None`: another attempt has it.
     fn claim(&self, target: &Target, address: Option<SocketAddr>) -> Option<Claim> {
-        if self.has(target, address) {
+        let step = Step { target: target.clone(), address };
+        let mut all = self.all();
+        if all.contains(&step) {
             return None;
         }
-        self.all().push((target.clone(), address));
-        Some(Claim { trying: self.clone(), target: target.clone(), address })
+        all.push(step.clone());
+        Some(Claim { trying: self.clone(), step })
+    }
+
+    /// Those of these addresses that no other attempt is made to.
+    fn untried(&self, target: &Target, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+        let all = self.all();
+        let is_tried = |at| all.iter().any(|step| step.target == *target && step.address == Some(at));
+        addresses.iter().copied().filter(|at| !is_tried(*at)).collect()
     }
 }
 
 struct Claim {
     trying: Trying,
-    target: Target,
-    address: Option<SocketAddr>,
+    step: Step,
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.trying.all().retain(|tried| tried.0 != self.target || tried.1 != self.address);
+        self.trying.all().retain(|step| *step != self.step);
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
+use portico_dial::printable;
+use portico_tunnel::connection::cause;
 use portico_wire::Malformed;
 use portico_wire::konnectivity::status::{Code, decode_message, encode_message};
 use thiserror::Error;
@@ -18,7 +20,7 @@ const MESSAGE: &str = "grpc-message";
 pub struct Status {
     /// The code.
     pub code: Code,
-    /// Why, for people. Empty where all is well.
+    /// Why, for people: one line, not long. Empty where all is well.
     pub message: Box<str>,
 }
 
@@ -39,7 +41,7 @@ impl Status {
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let code = Code::parse(headers.get(CODE)?.as_bytes());
         let message = headers.get(MESSAGE).map(|text| decode_message(text.as_bytes())).unwrap_or_default();
-        Some(Self::new(code, message))
+        Some(Self::new(code, printable(&message)))
     }
 
     /// Writes it into trailers.
@@ -67,7 +69,7 @@ pub enum Error {
     #[error("the stream ended with status {0}")]
     Status(Status),
     /// The peer reset the stream, or the connection is lost.
-    #[error(transparent)]
+    #[error("{}", cause(.0))]
     Http(#[from] h2::Error),
     /// What came is no gRPC message.
     #[error("{0}")]

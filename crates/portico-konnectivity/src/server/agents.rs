@@ -76,7 +76,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         deadline: Instant::now() + HELLO,
     };
     let connection = Arc::new(Connection {
-        activity: Arc::new(Activity::unauthenticated(&shared.memory)),
+        // One agent may have all connections of its cluster.
+        activity: Arc::new(Activity::within(&shared.memory, shared.memory.limit()).unauthenticated()),
         shared: Arc::clone(&shared),
         authentication,
         address,
@@ -109,7 +110,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     match http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await {
         Ok(()) => {}
         Err(error) if peer.is_known() => {
-            tracing::info!(peer = %address, %error, "an agent's connection ended");
+            tracing::debug!(peer = %address, %error, "an agent's connection ended");
         }
         Err(error) => shared.refused(error.reason(), address, &error),
     }
@@ -210,8 +211,8 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     // An agent looks again and again for servers that it has not found, and leaves those that it has.
     if is_known {
         tracing::debug!(agent, %peer, "a further connection of an agent");
-    } else {
-        tracing::info!(agent, %peer, version, native = backend.is_native, "agent connected");
+    } else if let Some(left_out) = shared.admits_coming() {
+        tracing::info!(agent, %peer, version, native = backend.is_native, left_out, "agent connected");
     }
     let ended = backend::serve(&backend, outgoing, sender, &mut receiver).await;
     drop((registered, counted));
@@ -220,8 +221,13 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
         ended if is_there => {
             tracing::debug!(agent, %peer, ?ended, "one of several connections of an agent ended")
         }
-        Ok(()) => tracing::info!(agent, %peer, "agent left"),
-        Err(error) => tracing::info!(agent, %peer, %error, "agent lost"),
+        ended => {
+            let Some(left_out) = shared.admits_coming() else { return };
+            match ended {
+                Ok(()) => tracing::info!(agent, %peer, left_out, "agent left"),
+                Err(error) => tracing::info!(agent, %peer, %error, left_out, "agent lost"),
+            }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use http::Request;
 use portico_net::slots::Slot;
 use portico_tunnel::Flood;
 use portico_tunnel::connection::{
-    Activity, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, batched, connection_window,
+    Activity, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, batched, cause, connection_window,
 };
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -31,7 +31,7 @@ use super::unauthenticated::Crowded;
 #[derive(Debug, Error)]
 pub(crate) enum ConnectionError {
     /// It broke.
-    #[error(transparent)]
+    #[error("{}", cause(.0))]
     Http(#[from] h2::Error),
     /// PING has no answer.
     #[error("the peer is silent and does not answer PING")]
@@ -147,9 +147,11 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (stream, mut turn) = batched(stream, Inbound::unauthenticated(), activity);
-    let handshake = builder(limits).handshake(stream);
-    let mut connection =
-        timeout_at(limits.deadline, handshake).await.map_err(|_| ConnectionError::TooSlow)??;
+    let handshake = timeout_at(limits.deadline, builder(limits).handshake(stream));
+    let mut connection = tokio::select! {
+        shaken = handshake => shaken.map_err(|_| ConnectionError::TooSlow)??,
+        () = peer.evicted(), if !peer.is_known() => return Err(Crowded.into()),
+    };
     let window = connection_window(limits.streams, limits.stream_window);
     let mut is_limited = true;
     let (interval, wait) = limits.ping;

@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::{fmt, fs, io};
 
+use portico_net::ReadAhead;
 use portico_net::slots::{Slot, Source};
 use portico_net::socket::{BACKLOG, Keepalive, is_out_of_descriptors, set_keepalive, unbound};
-use portico_net::{ReadAhead, Stream};
 use rustix::fs::Mode as Permissions;
 use rustix::process::umask;
 use socket2::SockRef;
@@ -26,7 +26,7 @@ use super::agents::{self, Caller};
 use super::authentication::Authentication;
 use super::claims::identities_of;
 use super::frontend::{Mode, connect, proxy};
-use super::settings::{HELLO, PING_TIMEOUT};
+use super::settings::HELLO;
 use super::shared::Shared;
 use super::tls::ServerTls;
 use super::unauthenticated::{Crowded, Unauthenticated};
@@ -105,7 +105,7 @@ impl FrontendListen {
                 Ok(listener) => Ok(FrontendListener::Unix(listener, path)),
                 Err(source) => Err(ListenError::Unix { path, source }),
             },
-            Self::Tcp { address, tls } => Ok(FrontendListener::Tcp(tcp("frontends", address)?, tls)),
+            Self::Tcp { address, tls } => Ok(FrontendListener::Tcp(tcp("frontends", address, None)?, tls)),
         }
     }
 }
@@ -122,7 +122,13 @@ fn unix(path: &Path, replace: bool) -> io::Result<UnixListener> {
     listener
 }
 
-pub(crate) fn tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener, ListenError> {
+/// `unread`: how long the kernel lets a peer take nothing, for peers that always read. One that may pause has
+/// none: its connection would end although it answers each probe.
+pub(crate) fn tcp(
+    what: &'static str,
+    address: SocketAddr,
+    unread: Option<Duration>,
+) -> Result<TcpListener, ListenError> {
     let open = || {
         let socket = unbound(address)?;
         socket.set_nonblocking(true)?;
@@ -131,7 +137,7 @@ pub(crate) fn tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener
         // Inherited by what is accepted.
         socket.set_tcp_nodelay(true)?;
         set_keepalive(&SockRef::from(&socket), Keepalive::default())?;
-        SockRef::from(&socket).set_tcp_user_timeout(Some(PING_TIMEOUT))?;
+        SockRef::from(&socket).set_tcp_user_timeout(unread)?;
         TcpListener::from_std(socket.into())
     };
     open().map_err(|source| ListenError::Tcp { what, address, source })
@@ -146,7 +152,7 @@ pub(crate) async fn frontends(shared: Arc<Shared>, listener: FrontendListener, m
             let (shared, slot) = (Arc::clone(&shared), shared.idle_frontends.enter(None));
             match mode {
                 Mode::Grpc => tokio::spawn(proxy::serve(shared, Authority::new(stream), slot)),
-                Mode::HttpConnect => tokio::spawn(connect::serve_plain(shared, Stream::Unix(stream), slot)),
+                Mode::HttpConnect => tokio::spawn(connect::serve_plain(shared, stream, slot)),
             };
         },
         FrontendListener::Tcp(listener, tls) => loop {

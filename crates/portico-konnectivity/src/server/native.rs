@@ -8,7 +8,7 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::Response;
-use portico_tunnel::connection::{Activity, Waiting};
+use portico_tunnel::connection::{Activity, RoomTurn, Waiting};
 
 use super::inbox::Ended;
 
@@ -46,6 +46,7 @@ pub(crate) struct NativeReader {
 pub(crate) struct NativeWriter {
     stream: SendStream<Bytes>,
     activity: Arc<Activity>,
+    turn: RoomTurn,
 }
 
 impl NativeStream {
@@ -68,7 +69,7 @@ impl Answered {
             waiting: None,
             ended: None,
         };
-        (reader, NativeWriter { stream: to_agent, activity })
+        (reader, NativeWriter { stream: to_agent, activity, turn: RoomTurn::default() })
     }
 }
 
@@ -121,7 +122,8 @@ impl NativeReader {
 }
 
 impl NativeWriter {
-    /// Sends bytes as far and as fast as the agent gives window.
+    /// Sends bytes as far and as fast as the agent gives window, and its connection takes them: what waits
+    /// for that is bounded, however many streams it has.
     pub(crate) async fn write(&mut self, mut bytes: Bytes) -> Result<(), Ended> {
         while !bytes.is_empty() {
             self.stream.reserve_capacity(bytes.len());
@@ -138,9 +140,11 @@ impl NativeWriter {
                 window => Poll::Ready(Ok(window)),
             })
             .await?;
-            let part = bytes.split_to(window.min(bytes.len()));
+            let room = poll_fn(|cx| self.turn.poll(&self.activity, cx)).await;
+            let part = bytes.split_to(window.min(room).min(bytes.len()));
             let sent = self.stream.send_data(self.activity.counted(part), false);
             self.activity.queue();
+            self.turn.pass_on(&self.activity);
             sent.map_err(|_| Ended::AgentLost)?;
         }
         Ok(())

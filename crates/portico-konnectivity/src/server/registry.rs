@@ -138,19 +138,24 @@ impl<C: Candidate> Registry<C> {
         })
     }
 
-    /// How many agents a strategy has. Those of `destHost` count once, however many identifiers they have.
+    /// How many agents a strategy has. Those of `destHost` count once, however many identifiers and streams
+    /// they have.
     pub(crate) fn count(&self, strategy: Strategy) -> usize {
         match strategy {
             Strategy::Default => self.all.0.len(),
             Strategy::DefaultRoute => self.default_route.0.len(),
-            Strategy::DestHost => self
-                .all
-                .0
-                .iter()
-                .flatten()
-                .filter(|stream| stream.identifiers().hosts().next().is_some())
-                .count(),
+            Strategy::DestHost => {
+                let all = self.all.0.iter();
+                all.filter(|streams| streams.iter().any(|stream| self.claims_hosts(stream))).count()
+            }
         }
+    }
+
+    /// Whether a stream gets dials by their host.
+    fn claims_hosts(&self, stream: &C) -> bool {
+        let identifiers = stream.identifiers();
+        identifiers.hosts().next().is_some()
+            || self.routes_networks && identifiers.networks().next().is_some()
     }
 
     /// Whether the first strategy has an agent.

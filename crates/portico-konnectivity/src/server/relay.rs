@@ -11,7 +11,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -134,11 +134,12 @@ pub(crate) async fn relay(
         }
     };
     let half_closes = is_native && !source.closes_both();
+    let delivery = Delivery::default();
     let end = {
         let up = up(source, &mut writer, early, &established);
-        let down = down(&mut reader, sink, half_closes, &established);
+        let down = down(&mut reader, sink, half_closes, &established, &delivery);
         tokio::select! {
-            end = directions(up, down, is_native, half_closes) => end,
+            end = directions(up, down, is_native, half_closes, &delivery) => end,
             reason = pace => reason,
         }
     };
@@ -231,11 +232,21 @@ async fn counted<T>(counter: &AtomicU64, work: impl Future<Output = T>) -> T {
     work.await
 }
 
+/// How far what an endpoint sent has come.
+#[derive(Default)]
+struct Delivery {
+    /// Messages that the frontend has taken.
+    taken: AtomicU64,
+    /// One is being written.
+    waits: AtomicBool,
+}
+
 async fn down(
     reader: &mut AgentReader,
     sink: &mut impl Sink,
     half_closes: bool,
     established: &Established,
+    delivery: &Delivery,
 ) -> &'static str {
     loop {
         let read = tokio::select! {
@@ -250,11 +261,14 @@ async fn down(
             Err(Ended::AgentLost) => return "agent_lost",
         };
         let (len, begun) = (bytes.len(), Instant::now());
+        delivery.waits.store(true, Relaxed);
         match while_ahead(|cx| reader.poll_ahead(cx), sink.write(bytes)).await {
             Ok(Ok(())) => {}
             Ok(Err(FrontendLost)) => return "frontend_lost",
             Err(reason) => return reason,
         }
+        delivery.waits.store(false, Relaxed);
+        delivery.taken.fetch_add(1, Relaxed);
         established.counters().frontend_written(begun.elapsed());
         established.moved(0, len);
     }
@@ -266,6 +280,7 @@ async fn directions(
     down: impl Future<Output = &'static str>,
     is_native: bool,
     half_closes: bool,
+    delivery: &Delivery,
 ) -> &'static str {
     let (mut up, mut down) = (pin!(up), pin!(down));
     let up_ended = tokio::select! {
@@ -283,14 +298,71 @@ async fn directions(
     match up_ended {
         Up::Closed => "frontend_closed",
         Up::Failed(reason) => reason,
-        // An agent answers CLOSE_REQ soon; over a stream, the endpoint may take its time.
-        Up::HalfClosed if !is_native => match timeout(CLOSING, down).await {
-            Ok("endpoint_closed") | Err(_) => "frontend_closed",
-            Ok(end) => end,
+        // An agent answers CLOSE_REQ soon, behind what the endpoint sent, which a slow frontend may take long
+        // to read; over a stream, the endpoint may take its time.
+        Up::HalfClosed if !is_native => loop {
+            let taken = delivery.taken.load(Relaxed);
+            match timeout(CLOSING, &mut down).await {
+                Ok("endpoint_closed") => break "frontend_closed",
+                Ok(end) => break end,
+                Err(_) if delivery.taken.load(Relaxed) > taken => {}
+                // It would take what it has for all there is.
+                Err(_) if delivery.waits.load(Relaxed) => break "not_read",
+                Err(_) => break "frontend_closed",
+            }
         },
         Up::HalfClosed => match down.await {
             "endpoint_closed" => "frontend_closed",
             end => end,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// How a connection to an upstream agent ends whose frontend has said all.
+    async fn half_closed(delivery: &Delivery, down: impl Future<Output = &'static str>) -> &'static str {
+        directions(async { Up::HalfClosed }, down, false, true, delivery).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_frontend_that_has_said_all_gets_its_whole_answer() {
+        let delivery = Delivery::default();
+        let down = async {
+            for _ in 0..5 {
+                delivery.waits.store(true, Relaxed);
+                sleep(CLOSING.mul_f64(0.9)).await;
+                delivery.waits.store(false, Relaxed);
+                delivery.taken.fetch_add(1, Relaxed);
+            }
+            "endpoint_closed"
+        };
+        let begun = Instant::now();
+        assert_eq!(half_closed(&delivery, down).await, "frontend_closed");
+        assert!(begun.elapsed() > 4 * CLOSING);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_frontend_that_takes_nothing_is_not_told_that_it_has_all() {
+        let delivery = Delivery::default();
+        let down = async {
+            delivery.waits.store(true, Relaxed);
+            pending().await
+        };
+        assert_eq!(half_closed(&delivery, down).await, "not_read");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_does_not_answer_the_end_is_waited_for_as_long_as_others() {
+        let begun = Instant::now();
+        assert_eq!(half_closed(&Delivery::default(), pending()).await, "frontend_closed");
+        assert!(begun.elapsed() < CLOSING + Duration::from_secs(1));
     }
 }

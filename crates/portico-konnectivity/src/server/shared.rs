@@ -20,6 +20,7 @@ use super::connections::Connections;
 use super::counters::{Counted, Counters};
 use super::registry::Registry;
 use super::settings::{MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
+use crate::streams::NO_ROOM;
 
 /// Agents that are asked for one connection, one after the other, if they are lost meanwhile.
 const AGENTS_TRIED: usize = 3;
@@ -105,6 +106,8 @@ impl fmt::Display for DialError {
 struct Lines {
     /// Agents with an identity that are refused.
     agents: LineLimit,
+    /// Agents that come and go.
+    comings: LineLimit,
     /// Others at their port.
     strangers: LineLimit,
     frontends: LineLimit,
@@ -168,6 +171,11 @@ impl Shared {
         }
     }
 
+    /// Whether a line about an agent that comes or goes may be written, and how many were not.
+    pub(crate) fn admits_coming(&self) -> Option<u64> {
+        self.lines.comings.admit(Pace::ACCESS, self.started.elapsed())
+    }
+
     /// Says why a connection to the API server's port becomes no frontend's.
     pub(crate) fn refused_frontend(&self, peer: SocketAddr, why: &impl fmt::Display) {
         if let Some(left_out) = self.lines.frontends.admit(Pace::WARNINGS, self.started.elapsed()) {
@@ -207,7 +215,8 @@ impl Shared {
         let _ = self.stop.subscribe().wait_for(|stop| *stop >= what).await;
     }
 
-    /// Has an agent connect to `address`. An agent that is lost meanwhile is replaced by the next fit one.
+    /// Has an agent connect to `address`. An agent that is lost meanwhile, or has no room, is replaced by the
+    /// next fit one.
     /// Dropped before its end, the agent is told.
     pub(crate) async fn dial(&self, address: &str) -> Result<(Opened, Arc<Backend>), DialError> {
         let _pending = Counted::new(&self.counters.pending);
@@ -237,6 +246,7 @@ impl Shared {
             match timeout_at(deadline, backend.dial(address)).await {
                 Err(_) => return Err(DialError::Timeout),
                 Ok(Ok(Ok(opened))) => return Ok((opened, backend)),
+                Ok(Ok(Err(text))) if text.starts_with(NO_ROOM) => error = DialError::Refused(text),
                 Ok(Ok(Err(text))) => return Err(DialError::Refused(text)),
                 Ok(Err(lost)) => error = DialError::Lost(lost),
             }

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::backoff::Failed;
 use super::tunnel::Tunnel;
+use crate::cause::cause;
 
 /// Events that may wait for the supervisor. When it is full, senders of results wait, and
 /// [`Signals::changed`] sends nothing: the supervisor looks at everything after each event.
@@ -55,7 +56,7 @@ pub(super) enum Ended {
     #[error("closed")]
     Closed,
     /// Lost, or broken by the gateway.
-    #[error("{0}")]
+    #[error("{}", cause(.0))]
     Failed(#[from] h2::Error),
     /// The gateway sent nothing for this long, not even the answer to a PING.
     #[error("no sign of life for {0:?}")]

@@ -23,6 +23,7 @@ use super::event::Signals;
 use super::first_bytes::FirstBytes;
 use super::settings::ClientSettings;
 use crate::activity::Activity;
+use crate::cause::cause;
 use crate::handler;
 use crate::settings::FIRST_REQUESTS;
 
@@ -69,7 +70,7 @@ pub enum IdentityState {
 #[derive(Debug, Error)]
 pub(super) enum RequestError {
     /// The tunnel ended, or is about to. Another one may do.
-    #[error("{0}")]
+    #[error("{}", cause(.0))]
     Broken(#[source] h2::Error),
     /// The tunnel became unresponsive, or takes no requests any more.
     #[error("the gateway did not answer")]

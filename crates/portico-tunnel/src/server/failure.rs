@@ -4,6 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
+use crate::cause::cause;
 use crate::inbound::Flood;
 
 /// How a connection ended orderly.
@@ -50,7 +51,7 @@ pub enum Failure {
     Tls(#[source] io::Error),
     /// The HTTP/2 connection broke, or its client broke the protocol. Before
     /// [`Handler::established`](crate::Handler::established) it never became one.
-    #[error("HTTP/2 connection: {0}")]
+    #[error("HTTP/2 connection: {}", cause(.0))]
     Http2(#[from] h2::Error),
     /// The HTTP/1.1 client left before it had its response.
     #[error("HTTP/1.1 connection: {0}")]

@@ -62,7 +62,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     H: Handler,
 {
-    let activity = Arc::new(Activity::unauthenticated(&settings.memory));
+    let activity = Arc::new(Activity::new(&settings.memory).unauthenticated());
     let (stream, mut turn) = batched(stream, Inbound::unauthenticated(), &activity);
     let handshake = builder(settings).handshake(stream);
     let mut connection = timeout_at(deadline, handshake).await.map_err(|_| Failure::TooSlow)??;

@@ -5,20 +5,22 @@
 //! the frontend is read, so that one that is gone is noticed.
 
 use std::future::{pending, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use portico_net::linger;
+use portico_net::linger::{self, LINGER};
 use portico_net::slots::Slot;
-use portico_net::{Side, Socket, Stream};
-use portico_tunnel::connection::Bridge;
+use portico_net::{Side, Socket, Stream, has_hung_up};
+use portico_tunnel::connection::{Bridge, LEAVING};
 use portico_wire::Parse;
 use portico_wire::connect::parse;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
+use tokio::net::unix::OwnedReadHalf;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::server::backend::{Backend, Opened};
 use crate::server::counters::Counted;
@@ -45,8 +47,8 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection Established\r\n\r\n";
 
-/// Serves one connection on a socket that has no TLS. It has `slot` until it has asked for something.
-pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream, slot: Slot) {
+/// Serves one connection on a Unix socket. It has `slot` until it has asked for something.
+pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: UnixStream, slot: Slot) {
     let counted = Counted::new(&shared.counters.http_connections);
     // Boxed: a connection at rest does not keep the memory that opening needs.
     let opened = Box::pin(open(&shared, &mut stream, slot)).await;
@@ -70,9 +72,9 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream, slot: S
                 established.moved(sent, 0);
             }
             let Answered { to_agent, from_agent, activity } = native;
-            let stream_of_agent = (to_agent, from_agent);
+            let (stream_of_agent, socket) = ((to_agent, from_agent), Stream::Unix(stream));
             let carry =
-                Bridge::new(Side::Upstream, stream_of_agent, stream, established, activity, None, None).run();
+                Bridge::new(Side::Upstream, stream_of_agent, socket, established, activity, None, None).run();
             tokio::select! {
                 () = carry => {}
                 () = shared.stopped() => {}
@@ -80,7 +82,8 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: Stream, slot: S
         }
         // Boxed, or connections of agents of ours would have room for it.
         Opened::Packets(_) => {
-            Box::pin(carry(&shared, stream, None, Ready { opened, early, established })).await
+            let ready = Ready { opened, early, established };
+            Box::pin(carry(&shared, stream.into_split(), None, ready)).await
         }
     }
     drop(counted);
@@ -111,24 +114,29 @@ where
     let counted = Counted::new(&shared.counters.http_connections);
     let opened = Box::pin(open(&shared, &mut stream, slot)).await;
     if let Some(ready) = opened {
-        carry(&shared, stream, socket.as_ref(), ready).await;
+        carry(&shared, split(stream), socket.as_ref(), ready).await;
     }
     drop(counted);
 }
 
 /// Carries between a frontend and its agent until either ends, or the server.
-async fn carry<S>(
+async fn carry(
     shared: &Shared,
-    stream: S,
+    (reader, writer): (impl Half, impl AsyncWrite + Unpin + Send),
     socket: Option<&TcpStream>,
     Ready { opened, early, established }: Ready,
-) where
-    S: AsyncRead + AsyncWrite + Unpin + Send,
-{
-    let (reader, writer) = split(stream);
-    let (mut reader, mut writer) = (Reader(reader), Writer { half: writer, socket });
+) {
+    let mut reader = Reader { half: reader, stalled: None };
+    let mut writer = Writer { half: writer, socket };
+    let carried = async {
+        let is_told = relay(opened, &mut reader, &mut writer, early, established).await;
+        if is_told && let Some(socket) = socket {
+            // What it still sends would have the kernel reset it, and throw away what it has not read.
+            linger::close(socket, Instant::now() + LINGER).await;
+        }
+    };
     tokio::select! {
-        _ = relay(opened, &mut reader, &mut writer, early, established) => {}
+        () = carried => {}
         () = shared.stopped() => {}
     }
 }
@@ -288,16 +296,40 @@ fn status_of(text: &str) -> &'static str {
 
 // === The socket as a frontend ===
 
-struct Reader<S>(ReadHalf<S>);
+/// The half of a frontend's socket that is read.
+trait Half: AsyncRead + Unpin + Send {
+    /// Whether the frontend is gone, as far as that shows without reading.
+    fn is_gone(&self) -> bool;
+}
 
-impl<S: AsyncRead + Send> Source for Reader<S> {
+impl<S: AsyncRead + Send> Half for ReadHalf<S> {
+    fn is_gone(&self) -> bool {
+        // The socket below tells the writer.
+        false
+    }
+}
+
+impl Half for OwnedReadHalf {
+    fn is_gone(&self) -> bool {
+        has_hung_up(self.as_ref())
+    }
+}
+
+struct Reader<R> {
+    half: R,
+    /// Set only while the endpoint takes nothing: has the frontend looked at.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<R: Half> Source for Reader<R> {
     async fn read(&mut self) -> Result<Option<Bytes>, FrontendLost> {
+        self.stalled = None;
         let mut buffer = BytesMut::new();
         // A connection at rest holds no buffer: the bytes are on the stack until there are some.
         let read = poll_fn(|cx| {
             let mut bytes = [std::mem::MaybeUninit::uninit(); READ];
             let mut bytes = tokio::io::ReadBuf::uninit(&mut bytes);
-            let polled = std::pin::Pin::new(&mut self.0).poll_read(cx, &mut bytes);
+            let polled = Pin::new(&mut self.half).poll_read(cx, &mut bytes);
             buffer.extend_from_slice(bytes.filled());
             polled
         });
@@ -305,8 +337,16 @@ impl<S: AsyncRead + Send> Source for Reader<S> {
         Ok((!buffer.is_empty()).then(|| buffer.freeze()))
     }
 
-    fn poll_ahead(&mut self, _: &mut Context<'_>) -> Poll<&'static str> {
-        // What it sends waits in the kernel.
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        // What it sends waits in the kernel. What it sent before it left is for the endpoint, as long as that
+        // takes some.
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(LEAVING)));
+        while stalled.as_mut().poll(cx).is_ready() {
+            if self.half.is_gone() {
+                return Poll::Ready("frontend_lost");
+            }
+            stalled.as_mut().reset(Instant::now() + LEAVING);
+        }
         Poll::Pending
     }
 
@@ -315,13 +355,13 @@ impl<S: AsyncRead + Send> Source for Reader<S> {
     }
 }
 
-struct Writer<'a, S> {
-    half: WriteHalf<S>,
+struct Writer<'a, W> {
+    half: W,
     /// The socket below, to see that it fails.
     socket: Option<&'a TcpStream>,
 }
 
-impl<S: AsyncWrite + Send> Sink for Writer<'_, S> {
+impl<W: AsyncWrite + Unpin + Send> Sink for Writer<'_, W> {
     async fn write(&mut self, bytes: Bytes) -> Result<(), FrontendLost> {
         let written = async {
             self.half.write_all(&bytes).await?;
@@ -345,6 +385,19 @@ impl<S: AsyncWrite + Send> Sink for Writer<'_, S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_frontend_that_left_its_unix_socket_is_lost_once_the_endpoint_has_taken_nothing_for_long() {
+        let (frontend, server) = UnixStream::pair().unwrap();
+        let (half, _writer) = server.into_split();
+        let mut reader = Reader { half, stalled: None };
+        let mut stalls = async || timeout(10 * LEAVING, poll_fn(|cx| reader.poll_ahead(cx))).await;
+        assert!(stalls().await.is_err(), "it is there");
+        drop(frontend);
+        let left = Instant::now();
+        assert_eq!(stalls().await, Ok("frontend_lost"));
+        assert!(left.elapsed() <= LEAVING);
+    }
 
     #[test]
     fn the_status_follows_the_agents_text_as_upstreams_does() {

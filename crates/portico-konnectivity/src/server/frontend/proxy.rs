@@ -36,7 +36,7 @@ pub(crate) async fn serve<S>(shared: Arc<Shared>, stream: S, slot: Slot)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let activity = Arc::new(Activity::new(&shared.memory));
+    let activity = Arc::new(Activity::within(&shared.memory, shared.memory.limit()));
     let peer = Peer::new(slot);
     let limits = Limits {
         streams: FRONTEND_STREAMS,

@@ -120,6 +120,18 @@ fn the_longest_network_around_an_address_wins_after_exact_matches() {
 }
 
 #[test]
+fn an_agent_of_a_network_is_enough_to_be_ready_where_networks_are_routed() {
+    let of_network = agent("a", "cidr=10.0.0.0/8");
+    let again = agent("a", "cidr=10.0.0.0/8");
+    let routes = registry(&[Strategy::DestHost], &[&of_network, &again]);
+    assert!(routes.is_ready());
+    assert_eq!(routes.count(Strategy::DestHost), 1, "one agent, which found the server twice");
+    let mut ignores = Registry::new(vec![Strategy::DestHost], false);
+    ignores.add(&of_network);
+    assert!(!ignores.is_ready());
+}
+
+#[test]
 fn an_identifier_that_is_repeated_counts_once() {
     let repeated = agent("a", "host=x&host=x&cidr=10.0.0.0/8&cidr=10.0.0.0/8");
     let mut registry = registry(&[Strategy::DestHost], &[&repeated]);

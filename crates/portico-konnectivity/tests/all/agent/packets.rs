@@ -153,13 +153,16 @@ async fn only_so_many_dials_and_connections_are_taken() {
     let (_listener, _queued, address) = hole();
     connect.dial(address, 1);
     connect.dial(address, 2);
-    assert_eq!(connect.packet().await, refused(2, "the agent has 1 dials under way, the most it takes"));
+    assert_eq!(
+        connect.packet().await,
+        refused(2, "the agent has no room: 1 dials under way, the most it takes")
+    );
     connect.send(&Packet::CloseDial(DialId(1)));
     until(|| agent.dialling() == 0).await;
     let (echo, _task) = echo().await;
     connect.connected(echo, 3).await;
     connect.dial(echo, 4);
-    assert_eq!(connect.packet().await, refused(4, "the agent has 1 connections, the most it takes"));
+    assert_eq!(connect.packet().await, refused(4, "the agent has no room: 1 connections, the most it takes"));
 }
 
 #[tokio::test]

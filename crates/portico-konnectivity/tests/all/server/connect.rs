@@ -1,10 +1,12 @@
 //! Frontends by HTTP CONNECT, agents by packets.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use portico_konnectivity::server::Mode;
+use portico_konnectivity::server::{FrontendListen, Mode};
 use portico_wire::konnectivity::{ConnectId, Packet};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::support::*;
@@ -85,6 +87,53 @@ async fn failures_are_answered_as_upstream_does() {
     assert!(
         refusal.starts_with("HTTP/1.1 405 Method Not Allowed\r\n") && refusal.contains("Content-Length: 45")
     );
+}
+
+#[tokio::test]
+async fn a_dial_that_one_agent_has_no_room_for_goes_to_another() {
+    let (rig, mut full) = rig().await;
+    let mut frontend = rig.http("node:9").await;
+    let dial = full.asked("node:9").await;
+    let mut other = rig.agent("other").await;
+    let text = "the agent has no room: 2 dials under way, the most it takes";
+    full.stream.send(Packet::DialResponse { dial, result: Err(text.to_owned()) }).await;
+    other.accepts("node:9", 1).await;
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 200 "));
+    drop(other);
+    until(|| rig.status.agents().len() == 1).await;
+    let mut frontend = rig.http("node:9").await;
+    let dial = full.asked("node:9").await;
+    full.stream.send(Packet::DialResponse { dial, result: Err(text.to_owned()) }).await;
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 502 "));
+    assert_eq!(rest(&mut frontend).await, text, "there is no other");
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_before_the_upload_arrives_whole_under_tls() {
+    const ANSWER: usize = 1_000_000;
+    let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
+    let rig = Rig::at(Mode::HttpConnect, over_tls).await;
+    let mut agent = rig.agent("a").await;
+    let mut frontend = rig.tls_to(rig.server.frontend_address().unwrap()).await.unwrap();
+    frontend.write_all(b"CONNECT node:9 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let connection = agent.accepts("node:9", 1).await;
+    let mut head = [0; 39];
+    patiently(frontend.read_exact(&mut head)).await.unwrap();
+    // More than the server reads once the connection is over.
+    let upload = vec![1; 4 << 20];
+    let (mut reader, mut writer) = tokio::io::split(frontend);
+    let sends = tokio::spawn(async move {
+        let _ = writer.write_all(&upload).await;
+        writer
+    });
+    for _ in 0..ANSWER / 10_000 {
+        agent.stream.data(connection, &[2; 10_000]).await;
+    }
+    agent.stream.send(Packet::CloseResponse { connection, error: String::new() }).await;
+    let mut answer = Vec::new();
+    patiently(reader.read_to_end(&mut answer)).await.unwrap();
+    assert_eq!(answer.len(), ANSWER);
+    sends.abort();
 }
 
 #[tokio::test]

@@ -381,6 +381,21 @@ async fn connections_that_say_nothing_make_room_for_agents() {
 }
 
 #[tokio::test]
+async fn connections_that_say_nothing_by_http2_make_room_too() {
+    allow_descriptors();
+    let rig = rig().await;
+    let mut strangers = Vec::new();
+    // Its handshake is over once its own side is: one by one, so that each is a connection of HTTP/2 at last.
+    for _ in 0..SILENT {
+        strangers.push(rig.tls_to(rig.server.agent_address()).await.unwrap());
+    }
+    until(|| refused(&rig, "crowded") >= (SILENT - 1_024) as u64).await;
+    // The first to come was the first to go, and nothing of it is left.
+    is_closed(strangers.swap_remove(0)).await;
+    assert_eq!(refused(&rig, "silent"), 0);
+}
+
+#[tokio::test]
 async fn strangers_that_use_up_the_memory_go_before_a_frontend_that_reads_slowly() {
     const SENT: usize = 500_000;
     let rig = Rig::with(Mode::HttpConnect, |settings| settings.memory = 1 << 20).await;

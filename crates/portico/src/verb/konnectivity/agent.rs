@@ -34,7 +34,7 @@ use crate::verb::agent::flags::ProxyFlags;
 /// TCP keep-alive towards servers: an upstream one must not get frequent PINGs, and a server whose machine is
 /// gone is found by this within twelve seconds. One of ours is found by PING sooner.
 const KEEP_ALIVE: TcpKeepAlive =
-    TcpKeepAlive { interval: Duration::from_secs(3), unacknowledged: Duration::from_secs(9) };
+    TcpKeepAlive { interval: Duration::from_secs(3), unacknowledged: Some(Duration::from_secs(9)) };
 
 /// How long a server may take to answer: TCP, TLS, and the review of our token.
 const HELLO: Duration = Duration::from_secs(10);

@@ -1,0 +1,34 @@
+//! What went wrong with HTTP/2, fit for logs.
+
+/// Says why without the debug data of a GOAWAY, which are the peer's and may have a frame's length.
+#[must_use]
+pub fn cause(error: &h2::Error) -> String {
+    // Of the system and of our own use of the library: nothing in it comes from the peer.
+    let Some(reason) = error.reason() else { return error.to_string() };
+    let what = if error.is_go_away() { "connection" } else { "stream" };
+    let how = if error.is_remote() { "received" } else { "detected" };
+    format!("{what} error {how}: {reason}")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_peer_says_with_its_goaway_is_in_no_line() {
+        let (server, mut peer) = duplex(1 << 16);
+        let text = "not for logs";
+        let len = u8::try_from(8 + text.len()).unwrap();
+        // SETTINGS, and GOAWAY with PROTOCOL_ERROR.
+        let mut frames = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+        frames.extend([0, 0, len, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        frames.extend(text.as_bytes());
+        peer.write_all(&frames).await.unwrap();
+        let mut connection = h2::server::handshake(server).await.unwrap();
+        let error = connection.accept().await.unwrap().unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        assert_eq!(cause(&error), "connection error received: unspecific protocol error detected");
+    }
+}
