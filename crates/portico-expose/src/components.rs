@@ -36,7 +36,7 @@ static TEMPLATES: LazyLock<Vec<Value>> =
     LazyLock::new(|| manifest::objects(GATEWAY).chain(manifest::objects(NETWORK_POLICY)).collect());
 
 /// The name of all objects but the front Service.
-const NAME: &str = "portico-gateway";
+const NAME: &str = portico_api::names::GATEWAY;
 
 /// Arguments of a gateway that serves tunnels. The certificate is in the Secret that the Deployment mounts.
 const TUNNEL_ARGUMENTS: [&str; 3] =

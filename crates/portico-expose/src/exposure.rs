@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use portico_api::annotations::{EXPOSE_NAMESPACED, ExposeTypes};
 use portico_api::cluster::{Address, Cluster};
+use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::endpoints;
 use portico_api::meta::{ObjectKey, Strings};
 use portico_api::problem::Problem;
@@ -39,9 +40,6 @@ pub const CLUSTER_LABEL: &str = "portico.k8c.io/cluster";
 
 /// The label of an EndpointSlice that says which controller keeps it.
 pub const SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-
-/// The label of an EndpointSlice with the name of its Service.
-pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// NodePorts by the names of Service and port.
 pub type NodePorts = BTreeMap<(Box<str>, Box<str>), u16>;
@@ -319,7 +317,7 @@ fn slice(
     let (family, short) =
         if addresses.first().is_some_and(IpAddr::is_ipv6) { ("IPv6", "v6") } else { ("IPv4", "v4") };
     let name = format!("{service}-{short}-{suffix}");
-    let further = [(SERVICE_NAME, service), (SLICE_MANAGED_BY, "portico.k8c.io")];
+    let further = [(SERVICE_NAME_LABEL, service), (SLICE_MANAGED_BY, "portico.k8c.io")];
     let endpoints: Vec<Value> = addresses
         .iter()
         .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))

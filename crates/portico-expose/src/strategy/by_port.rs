@@ -3,7 +3,8 @@
 use portico_api::service::ServiceType;
 use portico_api::strategy::AnsweredBy;
 
-use super::rules::{Endpoint, NoAddress};
+use super::rules::{Endpoint, Names, NoAddress};
+use crate::findings::Findings;
 use crate::inputs::{Inputs, Scope};
 use crate::services::{APISERVER_PORT, Child, Entry, Exposed, children, strings};
 
@@ -39,4 +40,18 @@ pub(super) fn no_gateway_address(scope: &Scope<'_>) -> Option<NoAddress> {
         why: "no address of the gateway is known".to_owned(),
         remedy: "write the address of the gateway into status.address.ip of the Cluster",
     })
+}
+
+/// A datacenter may override the type of one Service, and thereby take its NodePort away.
+pub(super) fn check(scope: &Scope<'_>, names: Names, findings: &mut Findings) {
+    let Some(found) = scope.api_server_type().filter(|&found| found != ServiceType::NodePort) else { return };
+    let dc = &scope.cluster.spec.cloud.dc;
+    let message = format!(
+        "the datacenter {dc:?} sets apiServerServiceType: {found:?}, but the strategy {} exposes NodePort \
+         Services only: the API server is not reachable through the gateway",
+        scope.decision.strategy
+    );
+    let others = names(|strategy| !strategy.has_node_ports());
+    let remedy = format!("remove apiServerServiceType from the datacenter in the Seed, or choose {others}");
+    findings.warn("service-type", "spec.cloud.dc", message, &remedy);
 }

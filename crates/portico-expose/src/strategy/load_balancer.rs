@@ -7,7 +7,7 @@
 //! - Address: that of the load balancer, or its host name, and the NodePort of `apiserver-external`.
 //! - Certificate: addresses and names of the load balancer, too.
 //! - Policy: networks that every load balancer of the seed admits may connect.
-//! - Without a domain an address must be known.
+//! - Checks: the API server keeps its NodePort; without a domain an address must be known.
 //! - Migration: the load balancer is made, and given back with its NodePorts unless the next strategy has
 //!   those too.
 
@@ -23,8 +23,9 @@ use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, ServiceT
 use portico_api::strategy::AnsweredBy;
 
 use super::by_port;
-use super::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
+use super::rules::{Closing, Endpoint, Names, NoAddress, Opening, Strategy};
 use crate::certificate::SubjectNames;
+use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, LoadBalancers, Scope};
 use crate::load_balancer::{self, AWS_IDLE, AWS_TYPE};
 use crate::services::{Exposed, metadata, strings};
@@ -94,6 +95,10 @@ impl Strategy for LoadBalancer {
     fn opens_node_ports(&self, seed: &Seed, load_balancers: LoadBalancers) -> bool {
         // With KKP the cluster has a proxy of its own, which the seed does not disable.
         load_balancers == LoadBalancers::Cloud || !seed.spec.nodeport_proxy.disable
+    }
+
+    fn check(&self, scope: &Scope<'_>, names: Names, findings: &mut Findings) {
+        by_port::check(scope, names, findings);
     }
 
     fn no_address(&self, scope: &Scope<'_>, _known: &Known) -> Option<NoAddress> {

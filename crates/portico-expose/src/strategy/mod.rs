@@ -1,14 +1,13 @@
 //! The expose strategies, one file each: everything that differs between them.
 //!
 //! A file says which Services exist, by which names they are reached, which address users and nodes get, what
-//! the API server's certificate holds, and how a migration opens and closes it. What the strategies with a
-//! NodePort number for each Service share is in `by_port`.
+//! the API server's certificate holds, which checks apply to a Cluster, and how a migration opens and closes
+//! it. What the strategies with a NodePort number for each Service share is in `by_port`.
 //!
 //! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. What depends on a
-//! strategy, as checks of a Cluster do, asks [`Strategy`] for a property. It neither matches on a variant nor
-//! compares with one. A migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs):
-//! their plans are merged ([`both`](crate::doors::both)), and its steps are the opening of one and the
-//! closing of the other.
+//! strategy asks [`Strategy`] for a property. It neither matches on a variant nor compares with one. A
+//! migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs): their plans are merged
+//! ([`both`](crate::doors::both)), and its steps are the opening of one and the closing of the other.
 
 mod by_port;
 mod load_balancer;
@@ -20,7 +19,7 @@ pub use portico_api::strategy::AnsweredBy;
 use portico_api::strategy::ExposeStrategy;
 
 pub use self::load_balancer::FRONT;
-pub use self::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
+pub use self::rules::{Closing, Endpoint, Names, NoAddress, Opening, Strategy};
 
 /// The rules of a strategy.
 pub fn of(strategy: ExposeStrategy) -> &'static dyn Strategy {
@@ -31,8 +30,8 @@ pub fn of(strategy: ExposeStrategy) -> &'static dyn Strategy {
     }
 }
 
-/// The names of the strategies that have `property`, as in `A, B or C`.
-pub(crate) fn names(property: impl Fn(&dyn Strategy) -> bool) -> String {
+/// The names of the strategies that have `property`: see [`Names`].
+pub(crate) fn names(property: fn(&dyn Strategy) -> bool) -> String {
     ExposeStrategy::one_of(ExposeStrategy::ALL.into_iter().filter(|&strategy| property(of(strategy))))
 }
 

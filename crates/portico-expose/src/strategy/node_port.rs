@@ -4,7 +4,7 @@
 //! - Names: none. A connection is routed by its destination port.
 //! - Address: `<cluster>.<seed>.<domain>` and the NodePort of `apiserver-external`. The name leads to the
 //!   gateway, or, where the seed disables its nodeport-proxy, to the nodes of the seed.
-//! - Without a domain an address must be known.
+//! - Checks: the API server keeps its NodePort; without a domain an address must be known.
 //! - Migration: NodePorts are allocated, and given back unless the next strategy has them too.
 
 use portico_api::annotations::{EXPOSE, ExposeTypes};
@@ -13,7 +13,8 @@ use portico_api::service::ServiceType;
 use portico_api::strategy::AnsweredBy;
 
 use super::by_port;
-use super::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
+use super::rules::{Closing, Endpoint, Names, NoAddress, Opening, Strategy};
+use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, Scope};
 use crate::services::Exposed;
 
@@ -40,6 +41,10 @@ impl Strategy for NodePort {
 
     fn is_open(&self, types: Option<ExposeTypes>, _has_front: bool) -> bool {
         types.is_some_and(|types| types.node_port)
+    }
+
+    fn check(&self, scope: &Scope<'_>, names: Names, findings: &mut Findings) {
+        by_port::check(scope, names, findings);
     }
 
     fn no_address(&self, scope: &Scope<'_>, known: &Known) -> Option<NoAddress> {

@@ -12,8 +12,12 @@ use portico_api::service::{Service, ServiceType};
 use portico_api::strategy::AnsweredBy;
 
 use crate::certificate::SubjectNames;
+use crate::findings::Findings;
 use crate::inputs::{Inputs, Known, LoadBalancers, Scope};
 use crate::services::Exposed;
+
+/// The names of the strategies that have a property, as in `A, B or C`.
+pub type Names = fn(fn(&dyn Strategy) -> bool) -> String;
 
 /// The rules of one expose strategy: plain functions over plain values. What exists for a cluster is in its
 /// [`Plan`](crate::plan::Plan).
@@ -78,6 +82,9 @@ pub trait Strategy: Sync {
     fn opens_node_ports(&self, seed: &Seed, _load_balancers: LoadBalancers) -> bool {
         !seed.spec.nodeport_proxy.disable
     }
+
+    /// Checks whether a Cluster can be exposed like this. Remedies name the strategies that would do.
+    fn check(&self, scope: &Scope<'_>, names: Names, findings: &mut Findings);
 
     /// Why no address can be given to users while there is no domain, if so.
     fn no_address(&self, scope: &Scope<'_>, known: &Known) -> Option<NoAddress>;

@@ -5,20 +5,28 @@
 //!   `<service>.<namespace>.svc.cluster.local:<port>`, for CONNECT.
 //! - Address: the first of these names and the port of the SNI listener.
 //! - Certificate: the address of the agent on each worker node, instead of the external one.
+//! - Checks: the seed has a gateway, host names are possible, and the agent's address can be listened on and
+//!   is in no network of the cluster.
 //! - Migration: Services are annotated, agents are started and removed; nothing is allocated.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use portico_api::annotations::{EXPOSE, ExposeTypes, PORT_MAPPING};
 use portico_api::cluster::Address;
-use portico_api::meta::Strings;
+use portico_api::meta::{Kind, ObjectRef, Strings};
 use portico_api::names::HostName;
+use portico_api::network::Special;
 use portico_api::service::ServiceType;
+use portico_api::setting::Setting;
 use portico_api::strategy::AnsweredBy;
 
-use super::rules::{Closing, Endpoint, NoAddress, Opening, Strategy};
+use super::rules::{Closing, Endpoint, Names, NoAddress, Opening, Strategy};
 use crate::certificate::SubjectNames;
+use crate::findings::Findings;
 use crate::hosts::authority;
 use crate::inputs::{Inputs, Known, Scope};
-use crate::networks;
+use crate::networks::{self, DEFAULT_AGENT_IP};
 use crate::services::{APISERVER_PORT, Child, Entry, Exposed, KONNECTIVITY_PREFIX, children, strings};
 
 #[derive(Debug)]
@@ -83,6 +91,12 @@ impl Strategy for Tunneling {
         names
     }
 
+    fn check(&self, scope: &Scope<'_>, names: Names, findings: &mut Findings) {
+        gateway(scope, names, findings);
+        host_names(scope, names, findings);
+        agent_ip(scope, findings);
+    }
+
     fn no_address(&self, _scope: &Scope<'_>, _known: &Known) -> Option<NoAddress> {
         // A Cluster without a domain is refused.
         None
@@ -111,4 +125,80 @@ fn annotations(child: &Child, host: Option<&HostName>) -> Strings {
         annotations.insert(PORT_MAPPING.into(), mapping.into());
     }
     annotations
+}
+
+/// Only the seed-wide gateway routes by name.
+fn gateway(scope: &Scope<'_>, names: Names, findings: &mut Findings) {
+    if scope.seed.spec.nodeport_proxy.disable {
+        let message = format!(
+            "Tunneling (decided by: {}) needs the gateway of the seed, and {} has \
+             spec.nodeportProxy.disable: true",
+            scope.decision.decided_by,
+            ObjectRef::new(Kind::Seed, &scope.seed.metadata)
+        );
+        let others = names(|strategy| strategy.has_node_ports());
+        let remedy = format!("enable the nodeport-proxy of the Seed, or choose {others}");
+        findings.refuse("tunneling-without-proxy", "spec.exposeStrategy", message, &remedy);
+    }
+}
+
+fn host_names(scope: &Scope<'_>, names: Names, findings: &mut Findings) {
+    let field = "spec.exposeStrategy";
+    let Some(suffix) = scope.host_suffix() else {
+        let by = scope.decision.decided_by;
+        let message = format!("Tunneling (decided by: {by}) needs host names, and there is no domain");
+        let others = names(|strategy| !strategy.needs_domain());
+        let remedy = format!("set spec.ingress.domain of the KubermaticConfiguration, or choose {others}");
+        return findings.refuse("domain-missing", field, message, &remedy);
+    };
+    // The longest of the names; the others are valid if it is.
+    if let Err(error) = suffix.host(KONNECTIVITY_PREFIX) {
+        let message = format!("its host names are not valid: {error}");
+        findings.refuse("host-name", field, message, "use a shorter name, seed label or domain");
+    }
+}
+
+fn agent_ip(scope: &Scope<'_>, findings: &mut Findings) {
+    let field = "spec.clusterNetwork.tunnelingAgentIP";
+    let written = &scope.cluster.spec.cluster_network.tunneling_agent_ip;
+    let remedy = format!("choose an address that no other network uses, such as {DEFAULT_AGENT_IP}");
+    if let Setting::Bad(bad) = written {
+        let message = format!("{:?} is no IP address: {}", bad.value, bad.why);
+        return findings.refuse("agent-ip", field, message, &remedy);
+    }
+    let address = networks::agent_ip(scope.cluster);
+    if let Some(why) = unusable(address) {
+        let message = format!("{address} cannot be used: {why}");
+        return findings.refuse("agent-ip", field, message, &remedy);
+    }
+    if let Some((what, network)) = network_around(scope, address) {
+        let default = if written.is_unset() { " (the default)" } else { "" };
+        let message = format!("{address}{default} lies in the {what} network {network}");
+        let remedy = "choose an address outside pod, service and machine networks";
+        findings.refuse("agent-ip-in-network", field, message, remedy);
+    }
+}
+
+/// Why no agent can listen on `address`, or why Kubernetes refuses it as an endpoint.
+fn unusable(address: IpAddr) -> Option<&'static str> {
+    Some(match Special::of(address)? {
+        Special::Unspecified => "it stands for any address",
+        Special::Loopback => "it is a loopback address, which pods cannot reach on their node",
+        Special::LinkLocal => "it is a link-local address, which Kubernetes refuses as an endpoint",
+        Special::Multicast => "it is a multicast address",
+    })
+}
+
+/// The network of the cluster that holds `address`.
+fn network_around(scope: &Scope<'_>, address: IpAddr) -> Option<(&'static str, IpNet)> {
+    let (cluster, kubevirt) = (scope.cluster, scope.is_on("kubevirt"));
+    [
+        ("pod", networks::pods(cluster, kubevirt)),
+        ("service", networks::services(cluster, kubevirt)),
+        ("machine", networks::machines(cluster)),
+    ]
+    .into_iter()
+    .find_map(|(what, networks)| {
+        networks.into_iter().find(|network| network.contains(&address)).map(|network| (what, network))
+    })
 }

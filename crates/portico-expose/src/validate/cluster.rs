@@ -11,12 +11,14 @@ use portico_api::migration::MIGRATION;
 use portico_api::policy::Percent;
 use portico_api::port_range::PortRange;
 use portico_api::problem::{Problem, Severity};
+use portico_api::setting::Setting;
 use portico_api::strategy::ExposeStrategy;
 
 use crate::findings::{Findings, Verdict};
 use crate::inputs::Scope;
 use crate::policy;
 use crate::resolve::Decision;
+use crate::strategy;
 
 /// Longest name of a Cluster, as in KKP. With a prefix before it, it must fit into one DNS label.
 const MAX_CLUSTER_NAME: usize = 36;
@@ -38,7 +40,8 @@ pub fn cluster(scope: &Scope<'_>, before: Option<Before<'_>>) -> Verdict {
     findings.strategy(&cluster.spec.expose_strategy, "or leave the field out to follow the Seed");
     findings.strategy_change(scope, before);
     findings.cluster_networks(cluster);
-    findings.exposable(scope);
+    findings.agent_ip_without_agent(scope);
+    strategy::of(scope.decision.strategy).check(scope, strategy::names, &mut findings);
     findings.konnectivity(cluster);
     findings.node_port_range(scope, before);
     findings.budget(cluster);
@@ -106,6 +109,24 @@ impl Findings {
         if let Some(ranges) = &spec.api_server_allowed_ip_ranges {
             self.networks("spec.apiServerAllowedIPRanges.cidrBlocks", &ranges.cidr_blocks);
         }
+    }
+
+    /// Refuses the address of an agent where the strategy has none.
+    fn agent_ip_without_agent(&mut self, scope: &Scope<'_>) {
+        let strategy = scope.decision.strategy;
+        if strategy::of(strategy).has_agent() {
+            return;
+        }
+        let value = match &scope.cluster.spec.cluster_network.tunneling_agent_ip {
+            Setting::Unset => return,
+            Setting::Good(address) => address.to_string(),
+            Setting::Bad(bad) => format!("{:?}", bad.value),
+        };
+        let with_agent = strategy::names(|strategy| strategy.has_agent());
+        let message =
+            format!("{value} is forbidden: the strategy is {strategy}, and only {with_agent} has an agent");
+        let remedy = format!("remove the field, or set spec.exposeStrategy: {with_agent}");
+        self.refuse("agent-ip-forbidden", "spec.clusterNetwork.tunnelingAgentIP", message, &remedy);
     }
 
     fn konnectivity(&mut self, cluster: &Cluster) {

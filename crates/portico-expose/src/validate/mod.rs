@@ -8,7 +8,6 @@ mod cluster;
 mod configuration;
 mod fields;
 mod seed;
-mod strategy;
 
 pub(crate) use cluster::strategy_change;
 pub use cluster::{Before, cluster};

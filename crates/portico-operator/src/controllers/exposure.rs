@@ -21,9 +21,10 @@ use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use portico_api::cluster::{Address, Cluster};
+use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
-use portico_expose::exposure::{MANAGED_BY, Reachability, SERVICE_NAME};
+use portico_expose::exposure::{MANAGED_BY, Reachability};
 use portico_expose::migration::quiet::Watch;
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
@@ -169,7 +170,7 @@ pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
     };
     let front = context.settings.front.clone();
     let slices_of = |namespace: &str, service: &str| {
-        labelled(api::<EndpointSlice>(&client, namespace), &format!("{SERVICE_NAME}={service}"))
+        labelled(api::<EndpointSlice>(&client, namespace), &format!("{SERVICE_NAME_LABEL}={service}"))
     };
     let gateway_slices = slices_of(&front.namespace, &front.name);
     let own_slices =

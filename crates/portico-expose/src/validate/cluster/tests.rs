@@ -5,7 +5,6 @@ use portico_api::strategy::UnknownStrategy;
 
 use super::*;
 use crate::resolve;
-use crate::strategy;
 use crate::testing::{cluster as read, configuration, migrating, read as json, seed};
 
 const DOMAIN: &str = r#"{"ingress": {"domain": "kkp.example.com"}}"#;

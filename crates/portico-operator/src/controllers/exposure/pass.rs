@@ -9,9 +9,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
+use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_expose::doors::Doors;
 use portico_expose::exposure::{
-    CLUSTER_LABEL, Exposure, Found, Reachability, SERVICE_NAME, Wanted, exposure, namespace, reachability,
+    CLUSTER_LABEL, Exposure, Found, Reachability, Wanted, exposure, namespace, reachability,
     remembered_node_port, slices_to_gateways,
 };
 use portico_expose::networks::agent_ip;
@@ -240,7 +241,7 @@ impl Context {
         for seen in self.slices.in_namespace(&own).iter().filter(|seen| seen.is_ours()) {
             let labels = &seen.value()["metadata"]["labels"];
             let is_wanted = wanted.iter().any(|slice| *slice.name == *seen.name_any());
-            if labels[SERVICE_NAME] == FRONT && !is_wanted {
+            if labels[SERVICE_NAME_LABEL] == FRONT && !is_wanted {
                 self.remove(&self.slices, &own, seen).await?;
             }
         }

@@ -9,9 +9,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch};
 use kube::{Api, ResourceExt};
 use portico_api::cluster::{Cluster, EXPOSED};
+use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
-use portico_expose::exposure::{Reachability, SERVICE_NAME, SLICE_MANAGED_BY, Wanted};
+use portico_expose::exposure::{Reachability, SLICE_MANAGED_BY, Wanted};
 use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
 use portico_kube::seen::Seen;
@@ -168,7 +169,7 @@ impl Context {
             self.tally.wrote("Endpoints");
         }
         let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), own);
-        let of_service = ListParams::default().labels(&format!("{SERVICE_NAME}={name}"));
+        let of_service = ListParams::default().labels(&format!("{SERVICE_NAME_LABEL}={name}"));
         let what = format!("EndpointSlices of Service {own}/{name}");
         for slice in self.request(&what, slices.list_metadata(&of_service)).await? {
             let by = slice.labels().get(SLICE_MANAGED_BY).map(String::as_str).unwrap_or_default();

@@ -9,10 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
+use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
 use portico_api::migration::NodeMoves;
 use portico_dial::Dialer;
-use portico_expose::exposure::SERVICE_NAME;
 use portico_expose::migration::{Fact, Facts, Now, Proof};
 use portico_expose::services::APISERVER;
 use portico_expose::user_cluster::{
@@ -107,7 +107,7 @@ impl Context {
     /// Where the API servers of a cluster listen that are ready: each of them, as gateways see them.
     async fn api_servers(&self, namespace: &str) -> Result<BTreeSet<SocketAddr>, RequestError> {
         let slices = api::<EndpointSlice>(&self.client, namespace);
-        let of_service = ListParams::default().labels(&format!("{SERVICE_NAME}={APISERVER}"));
+        let of_service = ListParams::default().labels(&format!("{SERVICE_NAME_LABEL}={APISERVER}"));
         let what = format!("EndpointSlices of Service {namespace}/{APISERVER}");
         let slices = request(&what, slices.list(&of_service)).await?;
         Ok(slices.items.iter().flat_map(|slice| sockets_of(&slice.value())).collect())
