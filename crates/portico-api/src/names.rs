@@ -1,6 +1,7 @@
 //! Identities that must never be mixed up: the user cluster, the tenant, the host name, the tunnel authority.
-//!
 //! Each is normalised once, at construction, so that both sides of every comparison are in the same form.
+//!
+//! And names of Portico's own objects, which several programs must spell alike.
 
 use std::borrow::Borrow;
 use std::fmt;

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 
 use portico_api::annotations::KONNECTIVITY_ENDPOINTS;
 use portico_api::cluster::Cluster;
+use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::exposed_cluster::{ExposedCluster, Migration, MigrationState};
 use portico_api::migration::NodeMoves;
 use serde_json::{Value, json};
@@ -446,7 +447,7 @@ fn endpoints(facts: &Facts<'_>, inside: &mut Inside) {
     ));
     inside.wanted.push(object(
         id(Kind::EndpointSlice, "default", "kubernetes"),
-        &json!({"kubernetes.io/service-name": "kubernetes"}),
+        &json!({SERVICE_NAME_LABEL: "kubernetes"}),
         json!({"addressType": family, "ports": ports,
             "endpoints": [{"addresses": [ip], "conditions": {"ready": true}}]}),
     ));

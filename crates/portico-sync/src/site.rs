@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 use portico_api::annotations::ExposeKeys;
 use portico_api::change::Change;
-use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
 use portico_expose::exposure::MANAGED_BY;
 use portico_expose::node_ports::PortKey;
@@ -208,13 +207,13 @@ fn looks_like(objects: &[Object]) -> ReadAs {
     if objects.iter().any(is_made) { ReadAs::Seed } else { ReadAs::Directory }
 }
 
-/// Whether it is a Service that Portico's operator made for a cluster.
+/// Whether it is a Service that Portico's operator made, for a cluster or for all: where KKP is, it makes
+/// none.
 fn is_of_operator(object: &Object) -> bool {
     let Object::Service(service) = object else { return false };
     let (key, value) = MANAGED_BY;
     let label = service.metadata.labels.get(key);
     label.is_some_and(|label| **label == *value)
-        && ClusterName::of_namespace(&service.metadata.namespace).is_some()
 }
 
 fn belongs_to(object: &Object, namespace: &str) -> bool {

@@ -35,7 +35,7 @@ pub(super) enum Attempt {
     Absent,
     /// What answered does not take us as we are.
     Refused,
-    /// None: each address is being tried by another one.
+    /// None: each address is being tried, or its name looked up, by another one; or no server lacks any more.
     Busy,
 }
 

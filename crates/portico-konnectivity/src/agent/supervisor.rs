@@ -82,8 +82,8 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
             Some(Attempt::Joined) if lacks => Duration::ZERO,
             Some(attempt) => supervisor.pace.after(attempt, wanted, random()),
             None => {
-                let tries = !*draining.borrow_and_update() && (lacks || settings.sync_forever);
-                if tries && supervisor.has_room() {
+                draining.mark_unchanged();
+                if tries(&shared, &supervisor.sessions) && supervisor.has_room() {
                     supervisor.begin();
                 }
                 supervisor.pace.rest(random())
@@ -111,6 +111,12 @@ async fn lost(tasks: &mut JoinSet<bool>) {
     pending().await
 }
 
+/// Whether there is anything to try.
+fn tries(shared: &Shared, sessions: &Sessions) -> bool {
+    let lacks = sessions.staying() < shared.known_servers.load(Relaxed) as usize;
+    !shared.is_draining() && (lacks || shared.settings.sync_forever)
+}
+
 /// How an attempt at one address of a server went.
 struct Answered {
     target: Target,
@@ -118,7 +124,7 @@ struct Answered {
 }
 
 /// Tries one address that no other attempt is made to: of the server whose turn it is, or of the next one
-/// with such an address. `None`: all are being tried.
+/// with such an address. `None`: all are being tried, or no server lacks any more.
 async fn attempt(
     shared: Arc<Shared>,
     sessions: Arc<Sessions>,
@@ -131,6 +137,10 @@ async fn attempt(
         let Some(lookup) = trying.claim(target, None) else { continue };
         let resolved = shared.settings.to_servers.resolve(target).await;
         drop(lookup);
+        // What this is for may be there by now.
+        if !tries(&shared, &sessions) {
+            return None;
+        }
         let answered = |result| Some(Answered { target: target.clone(), result });
         let addresses = match resolved {
             Ok(resolved) if resolved.addresses.is_empty() => {

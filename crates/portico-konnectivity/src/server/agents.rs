@@ -219,7 +219,8 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     let is_there = shared.registry().has(agent);
     match ended {
         ended if is_there => {
-            tracing::debug!(agent, %peer, ?ended, "one of several connections of an agent ended")
+            let error = ended.err().map(|error| error.to_string());
+            tracing::debug!(agent, %peer, error, "one of several connections of an agent ended");
         }
         ended => {
             let Some(left_out) = shared.admits_coming() else { return };

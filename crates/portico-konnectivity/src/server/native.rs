@@ -46,7 +46,6 @@ pub(crate) struct NativeReader {
 pub(crate) struct NativeWriter {
     stream: SendStream<Bytes>,
     activity: Arc<Activity>,
-    turn: RoomTurn,
 }
 
 impl NativeStream {
@@ -69,7 +68,7 @@ impl Answered {
             waiting: None,
             ended: None,
         };
-        (reader, NativeWriter { stream: to_agent, activity, turn: RoomTurn::default() })
+        (reader, NativeWriter { stream: to_agent, activity })
     }
 }
 
@@ -125,29 +124,41 @@ impl NativeWriter {
     /// Sends bytes as far and as fast as the agent gives window, and its connection takes them: what waits
     /// for that is bounded, however many streams it has.
     pub(crate) async fn write(&mut self, mut bytes: Bytes) -> Result<(), Ended> {
+        // Given up with the write: nobody else would have the room that it keeps in line for.
+        let mut turn = RoomTurn::default();
         while !bytes.is_empty() {
             self.stream.reserve_capacity(bytes.len());
-            let window = poll_fn(|cx| match self.stream.capacity() {
-                0 => match self.stream.poll_capacity(cx) {
-                    Poll::Ready(Some(Ok(_))) => {
-                        // Looked at again: what was given may have been taken back.
-                        cx.waker().wake_by_ref();
-                        Poll::Pending
-                    }
-                    Poll::Ready(_) => Poll::Ready(Err(Ended::AgentLost)),
-                    Poll::Pending => Poll::Pending,
-                },
-                window => Poll::Ready(Ok(window)),
-            })
-            .await?;
-            let room = poll_fn(|cx| self.turn.poll(&self.activity, cx)).await;
-            let part = bytes.split_to(window.min(room).min(bytes.len()));
+            let most = poll_fn(|cx| self.poll_most(&mut turn, cx)).await?;
+            let part = bytes.split_to(most.min(bytes.len()));
             let sent = self.stream.send_data(self.activity.counted(part), false);
             self.activity.queue();
-            self.turn.pass_on(&self.activity);
+            turn.pass_on(&self.activity);
             sent.map_err(|_| Ended::AgentLost)?;
         }
         Ok(())
+    }
+
+    /// How many bytes may be sent now.
+    fn poll_most(&mut self, turn: &mut RoomTurn, cx: &mut Context<'_>) -> Poll<Result<usize, Ended>> {
+        // Looked at each time: window that was given may be taken back.
+        let window = match self.stream.capacity() {
+            0 => {
+                turn.leave();
+                return match ready!(self.stream.poll_capacity(cx)) {
+                    Some(Ok(_)) => {
+                        cx.waker().wake_by_ref();
+                        Poll::Pending
+                    }
+                    _ => Poll::Ready(Err(Ended::AgentLost)),
+                };
+            }
+            window => window,
+        };
+        match turn.poll(&self.activity, cx) {
+            Poll::Ready(room) => Poll::Ready(Ok(window.min(room))),
+            // Room says nothing of a stream that is reset, or lost with its connection.
+            Poll::Pending => self.stream.poll_reset(cx).map(|_| Err(Ended::AgentLost)),
+        }
     }
 
     /// Nothing more comes from the frontend.

@@ -146,13 +146,13 @@ impl<C: Candidate> Registry<C> {
             Strategy::DefaultRoute => self.default_route.0.len(),
             Strategy::DestHost => {
                 let all = self.all.0.iter();
-                all.filter(|streams| streams.iter().any(|stream| self.claims_hosts(stream))).count()
+                all.filter(|streams| streams.iter().any(|stream| self.is_routed_by_host(stream))).count()
             }
         }
     }
 
-    /// Whether a stream gets dials by their host.
-    fn claims_hosts(&self, stream: &C) -> bool {
+    /// Whether a stream gets dials for the host that they name.
+    fn is_routed_by_host(&self, stream: &C) -> bool {
         let identifiers = stream.identifiers();
         identifiers.hosts().next().is_some()
             || self.routes_networks && identifiers.networks().next().is_some()

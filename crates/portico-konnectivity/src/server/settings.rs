@@ -10,7 +10,7 @@ pub(crate) const HELLO: Duration = Duration::from_secs(10);
 /// How long a frontend may take to say where it wants to. As upstream's server.
 pub(crate) const REQUEST: Duration = Duration::from_secs(60);
 
-/// How long the other side of a connection may take to end once one has.
+/// How long the other side of a connection may take to end once one has, or to take some of what is left.
 pub(crate) const CLOSING: Duration = Duration::from_secs(10);
 
 /// How long a frontend may take to read that it is connected.

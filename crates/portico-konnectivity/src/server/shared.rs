@@ -22,7 +22,7 @@ use super::registry::Registry;
 use super::settings::{MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
 use crate::streams::NO_ROOM;
 
-/// Agents that are asked for one connection, one after the other, if they are lost meanwhile.
+/// Agents that are asked for one connection, one after the other, if they are lost meanwhile or have no room.
 const AGENTS_TRIED: usize = 3;
 
 /// What all connections share.
@@ -216,8 +216,7 @@ impl Shared {
     }
 
     /// Has an agent connect to `address`. An agent that is lost meanwhile, or has no room, is replaced by the
-    /// next fit one.
-    /// Dropped before its end, the agent is told.
+    /// next fit one. Dropped before its end, the agent is told.
     pub(crate) async fn dial(&self, address: &str) -> Result<(Opened, Arc<Backend>), DialError> {
         let _pending = Counted::new(&self.counters.pending);
         let begun = Instant::now();

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use portico_net::linger::{self, LINGER};
+use portico_net::linger;
 use portico_net::slots::Slot;
 use portico_net::{Side, Socket, Stream, has_hung_up};
 use portico_tunnel::connection::{Bridge, LEAVING};
@@ -132,7 +132,7 @@ async fn carry(
         let is_told = relay(opened, &mut reader, &mut writer, early, established).await;
         if is_told && let Some(socket) = socket {
             // What it still sends would have the kernel reset it, and throw away what it has not read.
-            linger::close(socket, Instant::now() + LINGER).await;
+            linger::close(socket, Instant::now() + CLOSING).await;
         }
     };
     tokio::select! {
@@ -298,18 +298,20 @@ fn status_of(text: &str) -> &'static str {
 
 /// The half of a frontend's socket that is read.
 trait Half: AsyncRead + Unpin + Send {
-    /// Whether the frontend is gone, as far as that shows without reading.
-    fn is_gone(&self) -> bool;
-}
+    /// Whether this half shows that the frontend is gone. Otherwise the socket below tells the writer.
+    const SHOWS_GONE: bool = false;
 
-impl<S: AsyncRead + Send> Half for ReadHalf<S> {
+    /// Whether the frontend is gone.
     fn is_gone(&self) -> bool {
-        // The socket below tells the writer.
         false
     }
 }
 
+impl<S: AsyncRead + Send> Half for ReadHalf<S> {}
+
 impl Half for OwnedReadHalf {
+    const SHOWS_GONE: bool = true;
+
     fn is_gone(&self) -> bool {
         has_hung_up(self.as_ref())
     }
@@ -340,6 +342,9 @@ impl<R: Half> Source for Reader<R> {
     fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
         // What it sends waits in the kernel. What it sent before it left is for the endpoint, as long as that
         // takes some.
+        if !R::SHOWS_GONE {
+            return Poll::Pending;
+        }
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(LEAVING)));
         while stalled.as_mut().poll(cx).is_ready() {
             if self.half.is_gone() {
