@@ -1,7 +1,7 @@
 //! Which of many clusters begins to migrate next: pure.
 //!
-//! There are places for so many clusters at a time. One that migrates, begun by this run or before it, has a
-//! place until it is through, so that a run that was killed goes on where it ended. What goes wrong must not
+//! There are slots for so many clusters at a time. One that migrates, begun by this run or before it, has a
+//! slot until it is through, so that a run that was killed goes on where it ended. What goes wrong must not
 //! spread: after a cluster that could not be begun, or was taken back by somebody, no other one begins.
 
 use std::collections::BTreeMap;
@@ -40,14 +40,14 @@ pub type AllProgress = BTreeMap<String, Progress>;
 /// A run.
 #[derive(Debug)]
 pub struct Waves {
-    /// How many places there are.
+    /// How many slots there are.
     most: usize,
     tried: BTreeMap<String, Tried>,
     is_stopped: bool,
 }
 
 impl Waves {
-    /// With places for so many.
+    /// With slots for so many.
     pub fn new(most: usize) -> Self {
         Self { most, tried: BTreeMap::new(), is_stopped: false }
     }
@@ -90,7 +90,7 @@ impl Waves {
         self.is_stopped
     }
 
-    /// The cluster whose turn it is: the first by name that has had none, while a place is free.
+    /// The cluster whose turn it is: the first by name that has had none, while a slot is free.
     pub fn next<'a>(&self, seen: &'a AllProgress) -> Option<&'a str> {
         if self.is_stopped || self.places_taken(seen) >= self.most {
             return None;

@@ -205,7 +205,7 @@ impl Context {
         served: &Served<Cluster>,
     ) -> Result<Option<Duration>, WriteError> {
         if !deletion::is_held(cluster) {
-            // Before it holds a place: one that can never be made would keep it from others.
+            // Before it holds a slot: one that can never be made would keep it from others.
             if let Some(message) = self.refusal(cluster) {
                 self.report(cluster, &State::bad(INVALID, message), None, false).await?;
                 return Ok(None);
