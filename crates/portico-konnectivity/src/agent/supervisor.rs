@@ -76,7 +76,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
     loop {
         let wanted = supervisor.wanted(leases.servers());
         shared.known_servers.store(wanted, Relaxed);
-        let lacks = supervisor.sessions.staying() < wanted as usize;
+        let lacks = lacks(&shared, &supervisor.sessions);
         let pause = match ended.take() {
             // The next one need not wait: the count fills up quickly at first.
             Some(Attempt::Joined) if lacks => Duration::ZERO,
@@ -111,10 +111,14 @@ async fn lost(tasks: &mut JoinSet<bool>) {
     pending().await
 }
 
+/// Whether fewer servers are connected than there are.
+fn lacks(shared: &Shared, sessions: &Sessions) -> bool {
+    sessions.staying() < shared.known_servers.load(Relaxed) as usize
+}
+
 /// Whether there is anything to try.
 fn tries(shared: &Shared, sessions: &Sessions) -> bool {
-    let lacks = sessions.staying() < shared.known_servers.load(Relaxed) as usize;
-    !shared.is_draining() && (lacks || shared.settings.sync_forever)
+    !shared.is_draining() && (lacks(shared, sessions) || shared.settings.sync_forever)
 }
 
 /// How an attempt at one address of a server went.
