@@ -5,6 +5,7 @@
 //! A new reason is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`,
 //! which fails without one.
 
+use portico_tunnel::reset;
 use portico_wire::alert::Description;
 use serde::Serialize;
 
@@ -200,13 +201,6 @@ pub enum End {
     Cancelled,
 }
 
-/// RFC 9113, section 7: the stream is no longer needed.
-const CANCEL: u32 = 0x8;
-/// The connection behind a CONNECT request was reset or broke.
-const CONNECT_ERROR: u32 = 0xa;
-/// The peer might be generating excessive load.
-const ENHANCE_YOUR_CALM: u32 = 0xb;
-
 impl End {
     /// Every way, in the order of [`Totals::ends`](crate::Totals::ends).
     pub const ALL: [Self; 10] = [
@@ -226,15 +220,16 @@ impl End {
     /// with END_STREAM, by the client itself, or with its connection. A TCP client sees a reset unless it was
     /// closed in order.
     fn row(self) -> (&'static str, Side, Option<u32>) {
+        let cut = u32::from(reset::CUT);
         match self {
             Self::Closed(side) => ("closed", side, None),
-            Self::Reset(Side::Upstream) => ("reset", Side::Upstream, Some(CONNECT_ERROR)),
+            Self::Reset(Side::Upstream) => ("reset", Side::Upstream, Some(reset::BROKEN.into())),
             Self::Reset(side) => ("reset", side, None),
-            Self::Idle => ("idle_timeout", Side::Gateway, Some(CANCEL)),
-            Self::EndpointRemoved => ("endpoint_departed", Side::Gateway, Some(CANCEL)),
-            Self::Revoked => ("revoked", Side::Gateway, Some(CANCEL)),
-            Self::Memory => ("memory", Side::Gateway, Some(ENHANCE_YOUR_CALM)),
-            Self::Drained => ("drain_timeout", Side::Gateway, Some(CANCEL)),
+            Self::Idle => ("idle_timeout", Side::Gateway, Some(cut)),
+            Self::EndpointRemoved => ("endpoint_departed", Side::Gateway, Some(cut)),
+            Self::Revoked => ("revoked", Side::Gateway, Some(cut)),
+            Self::Memory => ("memory", Side::Gateway, Some(reset::MEMORY.into())),
+            Self::Drained => ("drain_timeout", Side::Gateway, Some(cut)),
             Self::Cancelled => ("cancelled", Side::Gateway, None),
         }
     }

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+
+use crate::stream::Socket as _;
 
 /// A TCP stream whose owner can still watch and abort it while TLS reads and writes it.
 #[derive(Debug)]
@@ -23,10 +25,7 @@ impl AsyncRead for SharedTcp {
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(read) => {
                     if read > 0 && buf.remaining() > 0 {
-                        // A short read emptied the socket. Saying so spares the read that would only learn
-                        // it.
-                        let empty = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-                        let _ = self.0.try_io(Interest::READABLE, empty);
+                        self.0.emptied();
                     }
                     return Poll::Ready(Ok(()));
                 }

@@ -41,6 +41,13 @@ pub trait Socket: AsFd + Send + Sync {
     /// Reads into `buffer` what the socket has, without waiting.
     fn try_read_buf<B: BufMut>(&self, buffer: &mut B) -> io::Result<usize>;
 
+    /// Says that the last read emptied the socket, as a short one does. Spares the read that would only learn
+    /// it.
+    fn emptied(&self) {
+        let empty = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+        let _ = self.try_io(Interest::READABLE, empty);
+    }
+
     /// Writes what the socket takes, without waiting.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
 

@@ -27,12 +27,12 @@ use h2::{Reason, RecvStream, SendStream};
 use portico_net::linger::{self, LINGER};
 use portico_net::{ErrorWatch, Idle, Socket};
 use socket2::SockRef;
-use tokio::io::Interest;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::activity::{Activity, RoomTurn};
 use crate::chunk;
 use crate::handler::{End, Meter, Side};
+use crate::reset;
 use crate::settings::{SEND_BUFFER, STREAM_WINDOW};
 use crate::waiting::Waiting;
 
@@ -169,8 +169,8 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
                 }
             }
             Outcome::Reset { by: Party::Socket } => Box::pin(self.deliver_to_peer()).await,
-            Outcome::Idle | Outcome::Cut => self.to_peer.send_reset(Reason::CANCEL),
-            Outcome::Memory => self.to_peer.send_reset(Reason::ENHANCE_YOUR_CALM),
+            Outcome::Idle | Outcome::Cut => self.to_peer.send_reset(reset::CUT),
+            Outcome::Memory => self.to_peer.send_reset(reset::MEMORY),
         }
         if !matches!(outcome, Outcome::Closed { .. }) {
             linger::abort(&*self.socket);
@@ -375,11 +375,6 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             self.to_peer.send_data(self.activity.counted(chunk), false).map_err(|_| Party::Peer)?;
             self.queued = Some(self.activity.queue());
             self.carried(0, read);
-            if read < limit {
-                // A short read emptied the socket. Saying so spares the read that would only learn it.
-                let _ =
-                    self.socket.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
-            }
         }
     }
 
@@ -458,8 +453,9 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     fn has_left(&mut self, cx: &mut Context<'_>) -> bool {
         let stalled = self.stalled.get_or_insert_with(|| Idle::new(Some(LEAVING)));
         while stalled.poll(cx).is_ready() {
-            // After the peer's end, a socket hangs up that has ended its direction and is there.
-            if self.inbound != FromPeer::Done && self.socket.is_gone() {
+            // After the peer's end it also hangs up when both directions have ended. Then it has got all that
+            // it will get, and is treated alike.
+            if self.socket.is_gone() {
                 return true;
             }
             *stalled = Idle::new(Some(LEAVING));
@@ -526,6 +522,6 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             });
             let _ = timeout_at(deadline, all_sent).await;
         }
-        self.to_peer.send_reset(Reason::CONNECT_ERROR);
+        self.to_peer.send_reset(reset::BROKEN);
     }
 }

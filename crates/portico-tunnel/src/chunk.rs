@@ -29,7 +29,11 @@ pub fn read(socket: &impl Socket, limit: usize) -> io::Result<Bytes> {
         if buffer.capacity() < CHUNK {
             *buffer = BytesMut::with_capacity(CHUNK);
         }
-        let read = socket.try_read_buf(&mut (&mut *buffer).limit(limit.min(CHUNK)))?;
+        let limit = limit.min(CHUNK);
+        let read = socket.try_read_buf(&mut (&mut *buffer).limit(limit))?;
+        if read > 0 && read < limit {
+            socket.emptied();
+        }
         if read <= COPIED {
             let chunk = Bytes::copy_from_slice(buffer);
             buffer.clear();

@@ -11,6 +11,8 @@ pub use crate::cause::cause;
 pub use crate::chunk::{CHUNK, read as read_chunk};
 pub use crate::inbound::Inbound;
 pub use crate::keepalive::KeepAlive;
-pub use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER, STREAM_WINDOW, connection_window};
+pub use crate::settings::{
+    FRAME_SIZE, HEADER_LIST, LATE_FRAMES, SEND_BUFFER, STREAM_WINDOW, connection_window,
+};
 pub use crate::turn::{Batched, Turn, batched};
 pub use crate::waiting::Waiting;

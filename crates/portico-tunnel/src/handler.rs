@@ -57,8 +57,8 @@ pub trait Handler: Send + Sync + 'static {
         std::future::pending()
     }
 
-    /// A request was refused before [`connect`](Self::connect) was called: wrong method, or malformed.
-    fn refused(&self, refusal: &Refusal);
+    /// A request was refused before [`connect`](Self::connect) was called.
+    fn refused(&self, request: &BadRequest);
 }
 
 /// One CONNECT request.
@@ -120,15 +120,39 @@ impl Refusal {
         HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("?"))
     }
 
-    pub(crate) const FIRST_REQUESTS: Self = Self::new(
-        StatusCode::TOO_MANY_REQUESTS,
-        "too many requests wait on a connection that has shown no accepted identity; wait for an answer",
-    );
-    pub(crate) const METHOD: Self = Self::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here");
     pub(crate) const EVICTED: Self = Self::new(
         StatusCode::TOO_MANY_REQUESTS,
         "the gateway needs the slot for others; show an identity that is accepted, or try again",
     );
-    pub(crate) const NO_AUTHORITY: Self =
-        Self::new(StatusCode::BAD_REQUEST, "the request names no authority");
+}
+
+/// A request that is refused without asking [`Handler::connect`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BadRequest {
+    /// Its method is another than CONNECT.
+    Method,
+    /// It is not well formed, for the reason of this sentence.
+    Malformed(&'static str),
+    /// Its head did not come in time.
+    TooSlow,
+    /// As many as may wait on a connection do, and the client has not authenticated.
+    TooManyWait,
+}
+
+impl BadRequest {
+    /// What the client gets.
+    #[must_use]
+    pub const fn refusal(&self) -> Refusal {
+        match self {
+            Self::Method => Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here"),
+            Self::Malformed(reason) => Refusal::new(StatusCode::BAD_REQUEST, reason),
+            Self::TooSlow => {
+                Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request head did not come in time")
+            }
+            Self::TooManyWait => Refusal::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many requests wait on a connection that has shown no accepted identity; wait for an answer",
+            ),
+        }
+    }
 }

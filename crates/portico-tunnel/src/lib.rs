@@ -21,13 +21,16 @@ pub mod connection;
 mod handler;
 mod inbound;
 mod keepalive;
+pub mod reset;
 mod server;
 mod settings;
 mod token;
 mod turn;
 mod waiting;
 
-pub use handler::{End, Handler, Meter, Protocol, REASON, Refusal, Request, Side, StatusCode, Upstream};
+pub use handler::{
+    BadRequest, End, Handler, Meter, Protocol, REASON, Refusal, Request, Side, StatusCode, Upstream,
+};
 pub use inbound::Flood;
 pub use server::{
     ALPN, CertificateProblem, ClientCaError, ClientCaFile, ClientCaFileError, Failure, Finished, Presented,

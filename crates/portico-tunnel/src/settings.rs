@@ -35,6 +35,11 @@ pub const STREAM_WINDOW: u32 = 2 * FRAME_SIZE;
 /// Largest header list of a request, as RFC 9113 section 6.5.2 counts it. A CONNECT request needs two fields.
 pub const HEADER_LIST: u32 = 16 * 1024;
 
+/// How many frames may come, in the life of a connection, for streams that we have reset and forgotten. What
+/// was under way when an upstream broke is no fault of the peer's, and h2 ends the connection after 1,024.
+/// Each may keep some hundred bytes until the peer takes its answer.
+pub const LATE_FRAMES: usize = 16 * 1024;
+
 /// Requests of a client that has not authenticated: more are refused with 429 until one of them is answered.
 /// Our own client sends no more.
 pub(crate) const FIRST_REQUESTS: u32 = 16;

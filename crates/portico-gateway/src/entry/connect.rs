@@ -13,7 +13,7 @@ use std::task::Poll;
 use portico_net::slots::Slot;
 use portico_net::socket::set_keepalive;
 use portico_net::{MemoryBudget, Meter, copy};
-use portico_tunnel::{Failure, Handler, Presented, Protocol, Request, Served, Settings};
+use portico_tunnel::{BadRequest, Failure, Handler, Presented, Protocol, Request, Served, Settings};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -226,14 +226,13 @@ impl Handler for Connection {
         }
     }
 
-    fn refused(&self, refusal: &portico_tunnel::Refusal) {
-        let refusal = match refusal.status.as_u16() {
-            405 => Refusal::Method,
-            408 => Refusal::TooSlow,
-            429 => Refusal::MaxUnauthenticated,
-            _ => Refusal::Malformed,
-        };
-        Attempt::new(self).refuse(refusal);
+    fn refused(&self, request: &BadRequest) {
+        Attempt::new(self).refuse(match request {
+            BadRequest::Method => Refusal::Method,
+            BadRequest::Malformed(_) => Refusal::Malformed,
+            BadRequest::TooSlow => Refusal::TooSlow,
+            BadRequest::TooManyWait => Refusal::MaxUnauthenticated,
+        });
     }
 }
 

@@ -25,12 +25,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
-use portico_net::Socket;
 use portico_net::linger::{self, LINGER};
 use portico_tunnel::connection::{Activity, RoomTurn, Waiting, read_chunk};
 use portico_wire::konnectivity::ConnectId;
 use socket2::SockRef;
-use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
@@ -330,20 +328,15 @@ impl Carrier {
             let limit = room.min(CHUNK);
             match read_chunk(&self.socket, limit) {
                 Ok(chunk) if chunk.is_empty() => return self.is_ended = true,
-                Ok(chunk) => self.send(chunk, limit),
+                Ok(chunk) => self.send(chunk),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => return self.is_ended = true,
             }
         }
     }
 
-    fn send(&mut self, chunk: Bytes, limit: usize) {
+    fn send(&mut self, chunk: Bytes) {
         self.record.carried_down(chunk.len());
-        if chunk.len() < limit {
-            // A short read emptied the socket. Saying so spares the read that would only learn it.
-            let empty = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-            let _ = Socket::try_io(&self.socket, Interest::READABLE, empty);
-        }
         let payload = self.session.activity().counted(chunk);
         self.session.outbound().data(&self.endpoint, self.connection, payload);
     }

@@ -39,6 +39,13 @@ pub(super) enum OpenError {
     Slow,
 }
 
+impl OpenError {
+    /// Whether the server has taken the stream and does not want it any more: its frontend has left.
+    pub(super) fn is_abandoned(&self) -> bool {
+        matches!(self, Self::Http(error) if error.is_reset() && error.is_remote())
+    }
+}
+
 /// Opens the stream of a dial.
 pub(super) async fn open(
     requests: SendRequest<Bytes>,

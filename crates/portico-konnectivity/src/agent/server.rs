@@ -185,6 +185,10 @@ fn builder(window: u32) -> Builder {
         .initial_window_size(window)
         .initial_connection_window_size(connection_window(STREAMS, window))
         .initial_max_send_streams(STREAMS as usize)
+        // Endpoints that leave reset the streams of their connections: what is under way there is no fault of
+        // the server's, which is trusted.
+        .max_concurrent_reset_streams(1_024)
+        .max_local_error_reset_streams(None)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER);

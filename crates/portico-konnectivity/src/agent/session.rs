@@ -371,6 +371,9 @@ impl Entry {
                 Err(error) => {
                     // It was never asked for anything, and does not end in order.
                     linger::abort(&socket);
+                    if error.is_abandoned() {
+                        return;
+                    }
                     let text = format!("dial {protocol} {address}: the agent cannot open a stream: {error}");
                     session.refuse(self.dial, Refusal { text, failure: DialFailure::Unknown });
                 }

@@ -5,6 +5,7 @@
 //! connected, the supervisor tries, up to [`MAX_SESSIONS`]; with `--sync-forever` it tries on, and so finds
 //! servers that were added.
 
+use std::collections::HashSet;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -68,6 +69,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         trying: Trying::default(),
         ended_early: Arc::default(),
         lines: LineLimit::default(),
+        file_lines: LineLimit::default(),
         started: Instant::now(),
         shared: Arc::clone(&shared),
     };
@@ -154,18 +156,20 @@ async fn attempt(
             Err(error) => return answered(Err(error.into())),
         };
         let untried = trying.untried(target, &addresses);
-        let Some(address) = choose(&untried, &sessions.by_address(), number / servers.len()) else {
-            continue;
-        };
+        let failed = trying.failed(target, &addresses);
+        let turn = number / servers.len();
+        let Some(address) = choose(&untried, &sessions.by_address(), &failed, turn) else { continue };
         let _claim = trying.claim(target, Some(address));
-        return answered(join(&shared, target, address).await.map_err(AttemptError::from));
+        let joined = join(&shared, target, address).await;
+        trying.note(target, address, joined.is_ok());
+        return answered(joined.map_err(AttemptError::from));
     }
     None
 }
 
 /// What an attempt is made to: the look-up of a server's name, or one of its addresses. Through a proxy, all
 /// servers have the proxy's addresses.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Step {
     target: Target,
     address: Option<SocketAddr>,
@@ -173,10 +177,17 @@ struct Step {
 
 /// Those of all attempts.
 #[derive(Clone, Default)]
-struct Trying(Arc<Mutex<Vec<Step>>>);
+struct Trying(Arc<Mutex<Steps>>);
+
+#[derive(Default)]
+struct Steps {
+    under_way: Vec<Step>,
+    /// Addresses where the last attempt failed, of those that their names had when they were last looked up.
+    failed: HashSet<Step>,
+}
 
 impl Trying {
-    fn all(&self) -> MutexGuard<'_, Vec<Step>> {
+    fn steps(&self) -> MutexGuard<'_, Steps> {
         // A panic elsewhere leaves nothing half done here.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,19 +195,39 @@ impl Trying {
     /// Returns what holds it for this attempt. `None`: another attempt has it.
     fn claim(&self, target: &Target, address: Option<SocketAddr>) -> Option<Claim> {
         let step = Step { target: target.clone(), address };
-        let mut all = self.all();
-        if all.contains(&step) {
+        let mut steps = self.steps();
+        if steps.under_way.contains(&step) {
             return None;
         }
-        all.push(step.clone());
+        steps.under_way.push(step.clone());
         Some(Claim { trying: self.clone(), step })
     }
 
     /// Those of these addresses that no other attempt is made to.
     fn untried(&self, target: &Target, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
-        let all = self.all();
-        let is_tried = |at| all.iter().any(|step| step.target == *target && step.address == Some(at));
+        let steps = self.steps();
+        let is_tried =
+            |at| steps.under_way.iter().any(|step| step.target == *target && step.address == Some(at));
         addresses.iter().copied().filter(|at| !is_tried(*at)).collect()
+    }
+
+    /// Those of them where the last attempt failed. Of other addresses of `target` nothing is kept.
+    fn failed(&self, target: &Target, addresses: &[SocketAddr]) -> HashSet<SocketAddr> {
+        let mut steps = self.steps();
+        let is_there = |step: &Step| step.address.is_some_and(|address| addresses.contains(&address));
+        steps.failed.retain(|step| step.target != *target || is_there(step));
+        steps.failed.iter().filter(|step| step.target == *target).filter_map(|step| step.address).collect()
+    }
+
+    /// An attempt at `address` has succeeded, or failed.
+    fn note(&self, target: &Target, address: SocketAddr, has_succeeded: bool) {
+        let step = Step { target: target.clone(), address: Some(address) };
+        let mut steps = self.steps();
+        if has_succeeded {
+            steps.failed.remove(&step)
+        } else {
+            steps.failed.insert(step)
+        };
     }
 }
 
@@ -207,7 +238,7 @@ struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.trying.all().retain(|step| *step != self.step);
+        self.trying.steps().under_way.retain(|step| *step != self.step);
     }
 }
 
@@ -226,6 +257,8 @@ struct Supervisor {
     ended_early: Arc<AtomicBool>,
     /// Of log lines about attempts that failed: there may be one each second, for ever.
     lines: LineLimit,
+    /// Of log lines about files that cannot be used: as often.
+    file_lines: LineLimit,
     started: Instant,
 }
 
@@ -287,11 +320,16 @@ impl Supervisor {
     /// Reads certificate, CA and token again: connections are rare, and the files are small.
     fn reload(&self) {
         let settings = &self.shared.settings;
-        if let Err(error) = settings.tls.reload() {
-            tracing::warn!(%error, "the certificate files as read before stay in force");
+        let admitted = || self.file_lines.admit(Pace::WARNINGS, self.started.elapsed());
+        if let Err(error) = settings.tls.reload()
+            && let Some(left_out) = admitted()
+        {
+            tracing::warn!(%error, left_out, "the certificate files as read before stay in force");
         }
-        if let Some(Err(error)) = settings.token.as_ref().map(|token| token.reload()) {
-            tracing::warn!(%error, "the token as read before stays in force");
+        if let Some(Err(error)) = settings.token.as_ref().map(|token| token.reload())
+            && let Some(left_out) = admitted()
+        {
+            tracing::warn!(%error, left_out, "the token as read before stays in force");
         }
     }
 

@@ -16,6 +16,9 @@ use super::error::{Error, Status};
 /// Most window that an unfinished message keeps: half of the smallest that anybody gives a stream.
 const WITHHELD: usize = 32 * 1024;
 
+/// What came ahead is copied together up to this: a frame of a few bytes pins the whole buffer around it.
+const AHEAD: usize = 64 * 1024;
+
 /// How the peer ends the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ends {
@@ -42,13 +45,17 @@ pub struct Receiver {
     ends: Ends,
     /// What came and is not a message yet, in the buffer of h2.
     chunk: Bytes,
-    /// What came behind it, see [`poll_ahead`](Self::poll_ahead).
-    ahead: VecDeque<Bytes>,
+    /// What came behind it, see [`poll_ahead`](Self::poll_ahead); small frames together.
+    ahead: VecDeque<BytesMut>,
+    /// Bytes of the last message, while it is not passed on.
+    last: usize,
+    /// Whether they are counted.
+    is_counted: bool,
     /// The beginning of a message that came in pieces, with its prefix.
     partial: BytesMut,
     /// Window of `partial` that was not given back.
     withheld: usize,
-    /// Counts `partial` and `ahead`.
+    /// Counts `partial`, `ahead`, and the last message.
     holder: Holder,
     is_over: bool,
 }
@@ -61,6 +68,8 @@ impl Receiver {
             ends,
             chunk: Bytes::new(),
             ahead: VecDeque::new(),
+            last: 0,
+            is_counted: false,
             partial: BytesMut::new(),
             withheld: 0,
             holder,
@@ -73,10 +82,14 @@ impl Receiver {
         poll_fn(|cx| self.poll_message(cx)).await
     }
 
-    /// The same, for a caller that waits for more.
+    /// The same, for a caller that waits for more. The last one counts as passed on.
     pub fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Message>, Error>> {
+        if std::mem::take(&mut self.is_counted) {
+            self.holder.release(self.last);
+        }
         loop {
             if let Some(message) = self.take_message()? {
+                self.last = message.bytes.len();
                 return Poll::Ready(Ok(Some(message)));
             }
             if self.holder.poll_evicted(cx).is_ready() {
@@ -84,7 +97,7 @@ impl Receiver {
             }
             if let Some(chunk) = self.ahead.pop_front() {
                 self.holder.release(chunk.len());
-                self.chunk = chunk;
+                self.chunk = chunk.freeze();
                 continue;
             }
             // A connection at rest holds no buffer.
@@ -99,22 +112,32 @@ impl Receiver {
         }
     }
 
-    /// While the last message is not passed on: keeps what comes, which h2 would keep without counting it.
-    /// Ready when the stream is lost, or others need that memory.
+    /// While the last message is not passed on: counts it, and keeps what comes, which h2 would keep without
+    /// counting it. Ready when the stream is lost, or others need that memory.
     pub fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            self.holder.hold(self.last);
+        }
         while !self.is_over
             && let Poll::Ready(next) = self.stream.poll_data(cx)
         {
             match next {
                 Some(Ok(chunk)) => {
                     self.holder.hold(chunk.len());
-                    self.ahead.push_back(chunk);
+                    self.put_ahead(&chunk);
                 }
                 Some(Err(error)) => return Poll::Ready(error.into()),
                 None => self.is_over = true,
             }
         }
         self.holder.poll_evicted(cx).map(|()| Error::Memory)
+    }
+
+    fn put_ahead(&mut self, chunk: &[u8]) {
+        match self.ahead.back_mut() {
+            Some(last) if last.len() + chunk.len() <= AHEAD => last.extend_from_slice(chunk),
+            _ => self.ahead.push_back(chunk.into()),
+        }
     }
 
     /// Gives the peer window for so many bytes more.

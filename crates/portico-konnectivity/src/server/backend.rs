@@ -43,9 +43,12 @@ const MAX_CONTROL: usize = 32 * 1024;
 /// What one of them takes, with an address.
 const CONTROL_BYTES: usize = 128;
 
-/// How long an agent may take for one message while a control packet waits for it: a dial in the usual time.
-/// It costs each dial that time otherwise, for as long as it is there.
+/// How long a control packet may wait for an agent that takes nothing, give or take a look: a dial in the
+/// usual time. It costs each dial that time otherwise, for as long as it is there.
 const UNTAKEN: Duration = Duration::from_secs(30);
+
+/// Between two looks at such an agent.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Connections that are closed here and not yet by the agent.
 const MAX_CLOSING: usize = 64 * 1024;
@@ -440,13 +443,20 @@ async fn write(backend: &Backend, mut outgoing: Outgoing, mut sender: Sender) ->
     let counters = &backend.shared.counters;
     let mut last = "Unknown";
     loop {
-        match timeout(UNTAKEN, sender.ready()).await {
+        let mut untaken = Duration::ZERO;
+        while let Err(_nothing_taken) = match timeout(LOOK, sender.ready()).await {
             Ok(ready) => {
                 ready.inspect_err(|error| counters.stream_failed(Segment::ToAgent, error, last))?;
+                Ok(())
             }
+            Err(elapsed) => Err(elapsed),
+        } {
             // Bytes may wait for as long as their endpoint takes none.
-            Err(_) if last == "DATA" && outgoing.control.is_empty() => continue,
-            Err(_) => return Err(BackendError::NotReading),
+            untaken =
+                if last == "DATA" && outgoing.control.is_empty() { Duration::ZERO } else { untaken + LOOK };
+            if untaken >= UNTAKEN {
+                return Err(BackendError::NotReading);
+            }
         }
         // Control packets first, always.
         let packet = tokio::select! {

@@ -17,7 +17,8 @@ use http::Request;
 use portico_net::slots::Slot;
 use portico_tunnel::Flood;
 use portico_tunnel::connection::{
-    Activity, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, SEND_BUFFER, batched, cause, connection_window,
+    Activity, FRAME_SIZE, HEADER_LIST, Inbound, KeepAlive, LATE_FRAMES, SEND_BUFFER, batched, cause,
+    connection_window,
 };
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -213,10 +214,9 @@ fn builder(limits: Limits) -> Builder {
         .max_concurrent_streams(limits.streams)
         // A frontend that restarts cancels all it asked for at once.
         .max_pending_accept_reset_streams(1_024)
-        // Frontends that leave reset the streams of their connections, and what is under way there is no
-        // fault of the agent's.
+        // Frontends that leave reset the streams of their connections.
         .max_concurrent_reset_streams(1_024)
-        .max_local_error_reset_streams(None)
+        .max_local_error_reset_streams(Some(LATE_FRAMES))
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER);

@@ -122,6 +122,10 @@ fn unix(path: &Path, replace: bool) -> io::Result<UnixListener> {
     listener
 }
 
+/// Bytes that the kernel takes for a frontend beyond those it could send. By itself it takes megabytes, and has
+/// room again only once a third of them was read: a slow reader would be taken for one that reads nothing.
+const UNSENT: u32 = 64 * 1024;
+
 /// `unread`: how long the kernel lets a peer take nothing, for peers that always read. One that may pause has
 /// none: its connection would end although it answers each probe.
 pub(crate) fn tcp(
@@ -138,6 +142,9 @@ pub(crate) fn tcp(
         socket.set_tcp_nodelay(true)?;
         set_keepalive(&SockRef::from(&socket), Keepalive::default())?;
         SockRef::from(&socket).set_tcp_user_timeout(unread)?;
+        if unread.is_none() {
+            SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT)?;
+        }
         TcpListener::from_std(socket.into())
     };
     open().map_err(|source| ListenError::Tcp { what, address, source })

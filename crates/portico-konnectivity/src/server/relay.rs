@@ -139,7 +139,7 @@ pub(crate) async fn relay(
         let up = up(source, &mut writer, early, &established);
         let down = down(&mut reader, sink, half_closes, &established, &delivery);
         tokio::select! {
-            end = directions(up, down, is_native, half_closes, &delivery) => end,
+            end = directions(up, down, is_native, &delivery) => end,
             reason = pace => reason,
         }
     };
@@ -239,6 +239,8 @@ struct Delivery {
     taken: AtomicU64,
     /// One is being written.
     waits: AtomicBool,
+    /// All of it, and the end behind it: what the frontend sends may still be on its way.
+    is_complete: AtomicBool,
 }
 
 async fn down(
@@ -256,7 +258,14 @@ async fn down(
         };
         let bytes = match read {
             Ok(bytes) => bytes,
-            Err(Ended::Closed) if half_closes && sink.end().await.is_err() => return "frontend_lost",
+            Err(Ended::Closed) if half_closes => {
+                if sink.end().await.is_ok() {
+                    delivery.is_complete.store(true, Relaxed);
+                    // Nothing else shows it while the endpoint takes nothing.
+                    sink.lost().await;
+                }
+                return "frontend_lost";
+            }
             Err(Ended::Closed) => return "endpoint_closed",
             Err(Ended::AgentLost) => return "agent_lost",
         };
@@ -279,7 +288,6 @@ async fn directions(
     up: impl Future<Output = Up>,
     down: impl Future<Output = &'static str>,
     is_native: bool,
-    half_closes: bool,
     delivery: &Delivery,
 ) -> &'static str {
     let (mut up, mut down) = (pin!(up), pin!(down));
@@ -287,17 +295,12 @@ async fn directions(
         // What a frontend sent before it was lost comes first, as far as the endpoint takes it.
         biased;
         ended = &mut up => ended,
-        end = &mut down => match end {
-            "endpoint_closed" if half_closes => return match up.await {
-                Up::Failed(reason) => reason,
-                Up::HalfClosed | Up::Closed => "endpoint_closed",
-            },
-            end => return end,
-        },
+        end = &mut down => return end,
     };
     match up_ended {
         Up::Closed => "frontend_closed",
         Up::Failed(reason) => reason,
+        Up::HalfClosed if delivery.is_complete.load(Relaxed) => "endpoint_closed",
         // An agent answers CLOSE_REQ soon, behind what the endpoint sent, which a slow frontend may take long
         // to read; over a stream, the endpoint may take its time.
         Up::HalfClosed if !is_native => loop {
@@ -311,10 +314,13 @@ async fn directions(
                 Err(_) => break "frontend_closed",
             }
         },
-        Up::HalfClosed => match down.await {
-            "endpoint_closed" => "frontend_closed",
-            end => end,
-        },
+        Up::HalfClosed => {
+            poll_fn(|cx| match down.as_mut().poll(cx) {
+                Poll::Pending if delivery.is_complete.load(Relaxed) => Poll::Ready("frontend_closed"),
+                polled => polled,
+            })
+            .await
+        }
     }
 }
 
@@ -329,7 +335,7 @@ mod tests {
 
     /// How a connection to an upstream agent ends whose frontend has said all.
     async fn half_closed(delivery: &Delivery, down: impl Future<Output = &'static str>) -> &'static str {
-        directions(async { Up::HalfClosed }, down, false, true, delivery).await
+        directions(async { Up::HalfClosed }, down, false, delivery).await
     }
 
     #[tokio::test(start_paused = true)]

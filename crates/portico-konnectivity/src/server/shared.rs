@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use portico_dial::printable;
 use portico_net::MemoryBudget;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
@@ -167,6 +168,8 @@ impl Shared {
         let has_identity = matches!(reason, "identifiers" | "full");
         let lines = if has_identity { &self.lines.agents } else { &self.lines.strangers };
         if let Some(left_out) = lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+            // It may repeat what the peer sent.
+            let why = printable(&why.to_string());
             tracing::warn!(%peer, reason, %why, left_out, "refused an agent");
         }
     }
@@ -179,6 +182,7 @@ impl Shared {
     /// Says why a connection to the API server's port becomes no frontend's.
     pub(crate) fn refused_frontend(&self, peer: SocketAddr, why: &impl fmt::Display) {
         if let Some(left_out) = self.lines.frontends.admit(Pace::WARNINGS, self.started.elapsed()) {
+            let why = printable(&why.to_string());
             tracing::warn!(%peer, %why, left_out, "refused a frontend");
         }
     }

@@ -4,4 +4,6 @@
 
 mod agent;
 mod grpc;
+#[path = "../../../portico-tunnel/tests/all/client/names.rs"]
+mod names;
 mod server;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use portico_net::MemoryBudget;
-use portico_tunnel::{End, Handler, Meter, Refusal, Request, Settings, StatusCode, Upstream, serve};
+use portico_tunnel::{BadRequest, End, Handler, Meter, Refusal, Request, Settings, StatusCode, Upstream, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
@@ -91,7 +91,7 @@ impl Handler for Model {
         self.authenticated.load(Relaxed)
     }
 
-    fn refused(&self, _: &Refusal) {}
+    fn refused(&self, _: &BadRequest) {}
 }
 
 thread_local! {

@@ -64,6 +64,9 @@ fn builder(settings: &ClientSettings) -> Builder {
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.connection_window())
         .initial_max_send_streams(FIRST_STREAMS)
+        // Pods that leave reset their streams: what is under way there is no fault of the gateway's, which is
+        // trusted.
+        .max_local_error_reset_streams(None)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER);

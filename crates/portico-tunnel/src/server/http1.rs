@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::caller::{Caller, read_more};
 use super::failure::Failure;
-use crate::handler::{Handler, Protocol, REASON, Refusal, Request, Upstream};
+use crate::handler::{BadRequest, Handler, Protocol, REASON, Refusal, Request, Upstream};
 use crate::token::Token;
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
@@ -48,10 +48,10 @@ where
     let mut bytes = bytes;
     let head = timeout_at(deadline, read_head(stream, &mut bytes, caller)).await;
     caller.established(&**handler);
-    let refusal = match head {
+    let bad_request = match head {
         Ok(Err(HeadError::Gone(error))) => return Err(Failure::Http1(error)),
-        Ok(Err(HeadError::Refused(refusal))) => refusal,
-        Err(_) => Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request head did not come in time"),
+        Ok(Err(HeadError::Refused(bad_request))) => bad_request,
+        Err(_) => BadRequest::TooSlow,
         Ok(Ok(request)) => match connect_if_wanted(handler, &request).await {
             None => {
                 refuse(stream, &Refusal::EVICTED).await;
@@ -71,8 +71,8 @@ where
             }
         },
     };
-    handler.refused(&refusal);
-    refuse(stream, &refusal).await;
+    handler.refused(&bad_request);
+    refuse(stream, &bad_request.refusal()).await;
     Ok(None)
 }
 
@@ -99,7 +99,7 @@ enum HeadError {
     /// The client left, or its connection broke.
     Gone(io::Error),
     /// The request cannot be served.
-    Refused(Refusal),
+    Refused(BadRequest),
 }
 
 /// Reads a request head. `bytes` holds what was read before, and afterwards what came after the head.
@@ -112,10 +112,11 @@ async fn read_head<S: AsyncRead + Unpin>(
         match connect::parse(bytes) {
             Parse::NeedMore => {}
             Parse::Malformed(malformed) => {
-                let reason = malformed.reason().into();
-                return Err(HeadError::Refused(Refusal { status: StatusCode::BAD_REQUEST, reason }));
+                return Err(HeadError::Refused(BadRequest::Malformed(malformed.reason())));
             }
-            Parse::Complete(head) if !head.is_connect() => return Err(HeadError::Refused(Refusal::METHOD)),
+            Parse::Complete(head) if !head.is_connect() => {
+                return Err(HeadError::Refused(BadRequest::Method));
+            }
             Parse::Complete(head) => {
                 let token = [head.authorization, head.proxy_authorization].into_iter().flatten();
                 let token = token.filter_map(Token::from_header).next();

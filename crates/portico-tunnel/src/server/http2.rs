@@ -31,10 +31,10 @@ use super::failure::{Failure, Finished};
 use super::http1::GOODBYE;
 use crate::activity::{Activity, Unanswered};
 use crate::bridge::Bridge;
-use crate::handler::{Handler, Protocol, REASON, Refusal, Request, Side, Upstream};
+use crate::handler::{BadRequest, Handler, Protocol, REASON, Refusal, Request, Side, Upstream};
 use crate::inbound::Inbound;
 use crate::keepalive::KeepAlive;
-use crate::settings::{FIRST_REQUESTS, FRAME_SIZE, HEADER_LIST, SEND_BUFFER, Settings};
+use crate::settings::{FIRST_REQUESTS, FRAME_SIZE, HEADER_LIST, LATE_FRAMES, SEND_BUFFER, Settings};
 use crate::token::Token;
 use crate::turn::{Batched, batched};
 use crate::waiting::Waiting;
@@ -155,6 +155,7 @@ fn builder(settings: &Settings) -> Builder {
         // for some seconds cancels all of them, and h2's limit of 20 would cost it its streams. `RapidReset`
         // stops attacks.
         .max_pending_accept_reset_streams(settings.max_streams as usize)
+        .max_local_error_reset_streams(Some(LATE_FRAMES))
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER);
@@ -183,12 +184,12 @@ fn start<H: Handler>(
     };
     // The path of a refresh is `*`, which some libraries leave out.
     let is_refresh = head.method == Method::OPTIONS && matches!(head.uri.path(), "*" | "");
-    let refusal = if head.method != Method::CONNECT && !is_refresh {
-        Refusal::METHOD
+    let bad_request = if head.method != Method::CONNECT && !is_refresh {
+        BadRequest::Method
     } else if let Some(authority) = head.uri.authority() {
         let request = caller.request(authority.as_str(), token(), Protocol::Http2);
         match Waits::new(&request, &tunnel.activity) {
-            Err(refusal) => refusal,
+            Err(bad_request) => bad_request,
             Ok(waits) => {
                 let handler = Arc::clone(handler);
                 if is_refresh {
@@ -200,10 +201,10 @@ fn start<H: Handler>(
             }
         }
     } else {
-        Refusal::NO_AUTHORITY
+        BadRequest::Malformed("the request names no authority")
     };
-    handler.refused(&refusal);
-    refuse(respond, &refusal);
+    handler.refused(&bad_request);
+    refuse(respond, &bad_request.refusal());
 }
 
 /// A request that has no answer yet. It counts while the client has not authenticated.
@@ -212,13 +213,13 @@ struct Waits {
 }
 
 impl Waits {
-    fn new(request: &Request, activity: &Arc<Activity>) -> Result<Self, Refusal> {
+    fn new(request: &Request, activity: &Arc<Activity>) -> Result<Self, BadRequest> {
         if activity.is_authenticated() {
             return Ok(Self { _counted: None });
         }
         let token = request.token.as_ref().map_or(0, |token| token.secret().len());
         let counted = activity.request(REQUEST + request.authority.len() + token, FIRST_REQUESTS);
-        Ok(Self { _counted: Some(counted.ok_or(Refusal::FIRST_REQUESTS)?) })
+        Ok(Self { _counted: Some(counted.ok_or(BadRequest::TooManyWait)?) })
     }
 }
 

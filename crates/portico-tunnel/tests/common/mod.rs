@@ -14,7 +14,7 @@ use h2::{RecvStream, SendStream};
 use http::{Method, StatusCode};
 use portico_net::MemoryBudget;
 use portico_tunnel::{
-    End, Failure, Finished, Handler, Meter, Refusal, Request, Served, Settings, Upstream, serve,
+    BadRequest, End, Failure, Finished, Handler, Meter, Refusal, Request, Served, Settings, Upstream, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -123,8 +123,8 @@ impl Handler for Routes {
         let _ = self.full.subscribe().wait_for(|full| *full).await;
     }
 
-    fn refused(&self, refusal: &Refusal) {
-        self.refusals.lock().unwrap().push(refusal.status);
+    fn refused(&self, request: &BadRequest) {
+        self.refusals.lock().unwrap().push(request.refusal().status);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which servers an agent is connected to.
 
 use std::fs;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use tokio::net::{TcpListener, UdpSocket};
 use tower::service_fn;
 
 use super::support::*;
+use crate::names::{self, NameServer};
 
 #[tokio::test]
 async fn an_agent_says_who_it_is_and_shows_the_token_as_it_is_now() {
@@ -118,6 +120,26 @@ async fn a_name_that_is_looked_up_in_vain_does_not_hold_up_the_others() {
     drop(connect);
     let _connect = server.connect().await;
     assert_eq!(agent.counters().join_failures.load(Relaxed), 0, "it waited for the name");
+}
+
+#[tokio::test]
+async fn an_address_that_leads_nowhere_keeps_no_agent_from_the_servers_behind_another_one() {
+    let pki = pki();
+    let says = |id| Says { count: 3, ..Says::upstream(id) };
+    let mut balancer = Server::start(&pki, &["one", "two", "three"].map(says)).await;
+    // Nothing listens on its port there.
+    let dead = IpAddr::from([127, 0, 0, 2]);
+    let names = NameServer::start(names::Says::Addresses(vec![dead, balancer.address.ip()])).await;
+    let mut settings = settings(&pki, &[balancer.address]);
+    settings.servers[0].host = "server.example.com".into();
+    settings.to_servers = Arc::new(Dialer::direct().with_name_servers(&[names.address]));
+    let agent = Agent::start(settings);
+    let mut connects = Vec::new();
+    for _ in 0..3 {
+        connects.push(balancer.connect().await);
+    }
+    until(|| agent.servers().len() == 3).await;
+    assert!(agent.counters().join_failures.load(Relaxed) > 0, "the other address was not tried");
 }
 
 #[tokio::test]

@@ -303,7 +303,7 @@ impl Connect {
 /// The certificates of a test.
 pub(crate) fn pki() -> Pki {
     let pki = Pki::new();
-    pki.issue("server", Certificate::server(&["localhost", "127.0.0.1"]));
+    pki.issue("server", Certificate::server(&["localhost", "127.0.0.1", "server.example.com"]));
     pki
 }
 

@@ -8,8 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use portico_konnectivity::server::{FrontendListen, Mode};
 use portico_wire::konnectivity::{ConnectId, DialId, Packet};
-use tokio::io::{AsyncWrite, AsyncWriteExt};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::client::TlsStream;
 
 use super::support::*;
 
@@ -153,7 +155,7 @@ async fn the_frontend_is_told_when_the_agent_is_lost() {
 const ENDLESS: usize = 10 << 20;
 
 /// Sends until nobody takes more.
-fn uploads(mut to: impl AsyncWrite + Unpin + Send + 'static) -> tokio::task::JoinHandle<()> {
+fn uploads(mut to: impl AsyncWrite + Unpin + Send + 'static) -> JoinHandle<()> {
     tokio::spawn(async move {
         // It is aborted while it waits.
         let _ = to.write_all(&vec![1; ENDLESS]).await;
@@ -167,7 +169,7 @@ async fn is_stuck(rig: &Rig) {
 }
 
 /// The same by gRPC.
-fn uploads_by_grpc(mut to: Stream, connection: ConnectId) -> tokio::task::JoinHandle<()> {
+fn uploads_by_grpc(mut to: Stream, connection: ConnectId) -> JoinHandle<()> {
     tokio::spawn(async move {
         while to.try_send(Packet::Data { connection, payload: vec![1; 60_000].into() }).await {}
     })
@@ -187,6 +189,38 @@ async fn a_frontend_by_grpc_that_leaves_while_its_endpoint_takes_nothing_ends_th
 
 #[tokio::test]
 async fn a_frontend_under_tls_that_resets_while_its_endpoint_takes_nothing_ends_the_stream() {
+    let (rig, _agent, mut stream, frontend) = stuck_under_tls().await;
+    frontend.leave();
+    assert_eq!(stream.reset().await, h2::Reason::CANCEL);
+    is_ended(&rig, "frontend_lost").await;
+}
+
+#[tokio::test]
+async fn so_does_one_whose_endpoint_has_said_all() {
+    let (rig, _agent, mut stream, mut frontend) = stuck_under_tls().await;
+    stream.to_server.send_data(Bytes::new(), true).unwrap();
+    assert_eq!(patiently(frontend.reads.read(&mut [0])).await.unwrap(), 0);
+    assert_eq!(rig.status.established(), 1, "what it sends may still be taken");
+    frontend.leave();
+    assert_eq!(stream.reset().await, h2::Reason::CANCEL);
+    is_ended(&rig, "frontend_lost").await;
+}
+
+/// One that sends until nobody takes more.
+struct Stuck {
+    reads: ReadHalf<TlsStream<TcpStream>>,
+    sends: JoinHandle<()>,
+}
+
+impl Stuck {
+    /// Resets its connection.
+    fn leave(self) {
+        self.sends.abort();
+    }
+}
+
+/// A frontend under TLS whose endpoint takes nothing.
+async fn stuck_under_tls() -> (Rig, Agent, Native, Stuck) {
     let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
     let rig = Rig::at(Mode::HttpConnect, over_tls).await;
     let mut agent = rig.native_agent("a").await;
@@ -194,26 +228,36 @@ async fn a_frontend_under_tls_that_resets_while_its_endpoint_takes_nothing_ends_
     socket2::SockRef::from(frontend.get_ref().0).set_linger(Some(Duration::ZERO)).unwrap();
     frontend.write_all(b"CONNECT node:9 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let dial = agent.asked("node:9").await;
-    let mut stream = agent.opens(dial).await.unwrap();
-    let sends = uploads(frontend);
+    let stream = agent.opens(dial).await.unwrap();
+    let (mut reads, writes) = tokio::io::split(frontend);
+    let mut head = [0; b"HTTP/1.1 200 Connection Established\r\n\r\n".len()];
+    patiently(reads.read_exact(&mut head)).await.unwrap();
+    let sends = uploads(writes);
     is_stuck(&rig).await;
-    sends.abort();
-    assert_eq!(stream.reset().await, h2::Reason::CANCEL);
-    is_ended(&rig, "frontend_lost").await;
+    (rig, agent, stream, Stuck { reads, sends })
 }
 
 #[tokio::test]
 async fn a_frontend_that_is_gone_ends_the_stream_of_an_endpoint_that_takes_nothing_more() {
-    let rig = Rig::start(Mode::HttpConnect).await;
-    let mut agent = rig.native_agent("a").await;
-    let (frontend, _, mut stream) = connected(&rig, &mut agent).await;
-    let sends = uploads(frontend);
-    is_stuck(&rig).await;
-    sends.abort();
-    assert_eq!(rig.status.established(), 1, "it may be busy");
-    tokio::time::pause();
-    stream.reset().await;
-    is_ended(&rig, "frontend_lost").await;
+    for has_said_all in [false, true] {
+        let rig = Rig::start(Mode::HttpConnect).await;
+        let mut agent = rig.native_agent("a").await;
+        let (frontend, _, mut stream) = connected(&rig, &mut agent).await;
+        let (mut reads, writes) = frontend.into_split();
+        let sends = uploads(writes);
+        is_stuck(&rig).await;
+        if has_said_all {
+            stream.to_server.send_data(Bytes::new(), true).unwrap();
+            assert_eq!(patiently(reads.read(&mut [0])).await.unwrap(), 0);
+        }
+        drop(reads);
+        sends.abort();
+        assert_eq!(rig.status.established(), 1, "it may be busy");
+        tokio::time::pause();
+        stream.reset().await;
+        is_ended(&rig, "frontend_lost").await;
+        tokio::time::resume();
+    }
 }
 
 #[tokio::test]
@@ -241,5 +285,21 @@ async fn what_an_endpoint_does_not_take_from_a_frontend_by_grpc_is_counted() {
     let sends = uploads_by_grpc(frontend, connection);
     until(|| rig.status.memory().0 > 150_000).await;
     sends.abort();
+    until(|| rig.status.memory().0 == 0).await;
+}
+
+#[tokio::test]
+async fn a_large_message_that_an_endpoint_does_not_take_is_counted() {
+    const MESSAGE: usize = 3 << 20;
+    let rig = Rig::start(Mode::Grpc).await;
+    let mut agent = rig.native_agent("a").await;
+    let (mut frontend, connection, stream) = connected_by_grpc(&rig, &mut agent).await;
+    // The last has to wait for window.
+    // The last one has to wait for window.
+    for _ in 0..AGENT_WINDOW as usize / MESSAGE + 1 {
+        frontend.data(connection, &vec![1; MESSAGE]).await;
+    }
+    until(|| rig.status.memory().0 >= MESSAGE).await;
+    drop(stream);
     until(|| rig.status.memory().0 == 0).await;
 }

@@ -7,10 +7,12 @@
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
+use std::time::Duration;
 
 use portico_admin::server::Name;
 use portico_dial::{FileSet, FolderWatch};
 use portico_konnectivity::server::{Server, ServerTls};
+use tokio::time::timeout;
 
 use super::Flags;
 use super::pages::{AdminPages, HealthPages};
@@ -26,6 +28,9 @@ const ADMIN: Name = Name {
     listener: "admin",
     remedy: "choose another one with --admin-bind-address and --admin-port, or port 0 for none",
 };
+
+/// How long the end of a server that has nothing to wait for may wait for an API server that takes its Lease.
+const RELEASE: Duration = Duration::from_secs(1);
 
 /// Runs a server until it is told to stop.
 pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
@@ -61,7 +66,8 @@ pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon
             lease.release().await;
         }
     };
-    tokio::join!(daemon.drain(open, limit, server.drain(limit)), release);
+    let release = timeout(limit.max(RELEASE), release);
+    let (_, _released) = tokio::join!(daemon.drain(open, limit, server.drain(limit)), release);
     server.stop().await;
     Ok(())
 }
