@@ -7,7 +7,7 @@ use portico_api::setting::Setting;
 use serde_json::{Map, Value, json};
 
 use crate::facts::{CLUSTER, Facts};
-use crate::program::{Holder, Program, USER};
+use crate::program::{FileSource, Program, USER};
 use crate::{config, program};
 
 /// On a pod template: what a mounted Secret or ConfigMap holds, if its programs read that at their start
@@ -86,10 +86,10 @@ fn annotations<'a>(facts: &Facts<'_>, programs: impl Iterator<Item = &'a Program
     let mut annotations = Map::new();
     for holder in programs.flat_map(Program::holders) {
         let digest = match holder {
-            Holder::Secret(name) => facts.digests.get(name).cloned(),
+            FileSource::Secret(name) => facts.digests.get(name).cloned(),
             // The API server reads its identity providers again.
-            Holder::ConfigMap(name) if name == config::AUTHENTICATION => None,
-            Holder::ConfigMap(name) => facts.config_digest(name),
+            FileSource::ConfigMap(name) if name == config::AUTHENTICATION => None,
+            FileSource::ConfigMap(name) => facts.config_digest(name),
         };
         if let Some(digest) = digest {
             annotations.insert(format!("{CHECKSUM}{}", holder.name()), json!(digest));

@@ -99,11 +99,11 @@ impl Tried<'_> {
         let remedy = match seen.first() {
             Some((None, _)) => "have the name put into the DNS that this machine asks".to_owned(),
             Some((_, Seen::Refused { .. } | Seen::Reset)) => format!(
-                "the seed's administrator sees whether tcp/{port} is served there, and who runs a firewall \
-                 on the way, whether it refuses"
+                "the seed's administrator sees whether tcp/{port} is served there, and the owner of a \
+                 firewall on the way, whether it refuses"
             ),
             _ => format!(
-                "who runs the firewalls between has to let this machine through to tcp/{port} there; \
+                "the owner of the firewalls between has to let this machine through to tcp/{port} there; \
                  `portico firewall` prints the rules"
             ),
         };

@@ -12,13 +12,28 @@ use std::hash::{BuildHasher, RandomState};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::FIELD_MANAGER;
 use crate::error::describe;
 use crate::seen::Seen;
+
+/// Of a forced apply as Portico: fields that another manager holds are taken over.
+pub fn applying() -> PatchParams {
+    PatchParams::apply(FIELD_MANAGER).force()
+}
+
+/// Of a patch that is merged, as Portico.
+pub fn merging() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// Of an object that is created or replaced, as Portico.
+pub fn writing() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
 
 /// What [`apply`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +81,7 @@ where
         return Ok(Applied::Unchanged);
     }
     let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
-    let written = api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&fields)).await;
+    let written = api.patch(name, &applying(), &Patch::Apply(&fields)).await;
     let object = written.map_err(|source| ApplyError { name: name.to_owned(), source: Box::new(source) })?;
     let same = present.is_some_and(|present| {
         // What Portico manages of it may be another thing though the object is the same.

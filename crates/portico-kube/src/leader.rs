@@ -16,12 +16,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
+use crate::apply::writing;
 use crate::error::describe;
 
 /// How long a Lease is valid without renewal, and so how long no replica writes after a holder died. As in
@@ -131,10 +131,8 @@ impl Candidate {
         let claim = self.claim(lease, settings, Timestamp::now());
         let written = match next {
             NextStep::Wait => return Ok(None),
-            NextStep::Create => api.create(&PostParams::default(), &claim).await?,
-            NextStep::Take | NextStep::Renew => {
-                api.replace(&settings.name, &PostParams::default(), &claim).await?
-            }
+            NextStep::Create => api.create(&writing(), &claim).await?,
+            NextStep::Take | NextStep::Renew => api.replace(&settings.name, &writing(), &claim).await?,
         };
         self.own = Some(written);
         Ok(Some(started))
@@ -302,7 +300,7 @@ async fn release(api: &Api<Lease>, settings: &LeaseSettings) -> kube::Result<()>
     let Some(spec) = &mut lease.spec else { return Ok(()) };
     if spec.holder_identity.as_deref() == Some(&settings.identity) {
         spec.holder_identity = None;
-        api.replace(&settings.name, &PostParams::default(), &lease).await?;
+        api.replace(&settings.name, &writing(), &lease).await?;
     }
     Ok(())
 }

@@ -40,7 +40,7 @@ const LABS: u8 = 250;
 const MACHINE: u8 = 1;
 /// The first host's last byte.
 const FIRST_HOST: u8 = 10;
-/// The first address for load balancers, given out by [`Lab::spare_address`].
+/// The first address for load balancers, given out by [`Lab::free_address`].
 const FIRST_SPARE: u8 = 200;
 /// The switch, where packets for elsewhere end.
 const SWITCH: u8 = 254;
@@ -102,7 +102,7 @@ impl Lab {
 
     /// An address of the lab's network that nobody has: the lab plays the cloud that gives it to a
     /// load balancer. [`Host::add_address`] makes it reach a host.
-    pub fn spare_address(&self) -> Result<Ipv4Addr> {
+    pub fn free_address(&self) -> Result<Ipv4Addr> {
         let mut addresses = self.addresses();
         ensure!(addresses.next_spare < SWITCH, "a lab has at most {} spare addresses", SWITCH - FIRST_SPARE);
         addresses.next_spare += 1;

@@ -65,7 +65,7 @@ impl Operated {
     pub fn start(seed: Seed, steps: &Steps, with_workers: bool) -> Result<Operated> {
         let lab = seed.host().lab().clone();
         let client = lab.host("client")?;
-        let front = lab.spare_address()?;
+        let front = lab.free_address()?;
         for name in BEHIND_THE_FRONT {
             for prefix in ["", "konnectivity-server."] {
                 lab.name_resolves(&format!("{prefix}{}", external_name(name)), front)?;
@@ -78,7 +78,7 @@ impl Operated {
         let objects = json!({"apiVersion": "v1", "kind": "List", "items": items});
         seed.kubectl().apply_json(&objects)?;
         wait::until("the front Service", SOON, || seed.give_this_address("portico", "portico", front))?;
-        let own = lab.spare_address()?;
+        let own = lab.free_address()?;
         wait::until("the load balancer of its own", SOON, || {
             seed.give_this_address("cluster-by-balancer", "front-loadbalancer", own)
         })?;

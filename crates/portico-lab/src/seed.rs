@@ -96,12 +96,12 @@ impl Seed {
     /// Plays the cloud: gives a Service of type LoadBalancer a new address, on which the lab's network
     /// reaches the seed's node.
     pub fn give_address(&self, namespace: &str, service: &str) -> Result<Ipv4Addr> {
-        let address = self.host().lab().spare_address()?;
+        let address = self.host().lab().free_address()?;
         self.give_this_address(namespace, service, address)?;
         Ok(address)
     }
 
-    /// The same with an address that was known before ([`Lab::spare_address`]).
+    /// The same with an address that was known before ([`Lab::free_address`]).
     pub fn give_this_address(&self, namespace: &str, service: &str, address: Ipv4Addr) -> Result<()> {
         let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}).to_string();
         self.kubectl.run(&[

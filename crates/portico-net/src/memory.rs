@@ -1,16 +1,16 @@
 //! Bounds the bytes that wait for receivers: one budget for the process, others for parts of it.
 //!
-//! A [`MemoryBudget`] counts bytes and has a limit. A [`Holder`] is one queue, of a stream or a connection,
+//! A [`MemoryBudget`] counts bytes and has a limit. A [`Reservation`] is one queue, of a stream or a connection,
 //! and counts in all budgets it is given: those of its connection, its cluster and the process. Over the
-//! limit of any of them, the holder whose bytes have waited longest is evicted: its bytes no longer count,
+//! limit of any of them, the reservation whose bytes have waited longest is evicted: its bytes no longer count,
 //! and its task is woken to end the stream or connection.
 //!
-//! Holders of peers that have earned nothing [go first](Holder::set_first), however short they wait:
+//! Reservations of peers that have earned nothing [go first](Reservation::set_first), however short they wait:
 //! strangers come and go, and would outlive every honest receiver that is slow.
 //!
 //! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
-//! the process. Whose a connection is may turn out while it holds bytes: then its holders
-//! [join](Holder::join) that budget.
+//! the process. Whose a connection is may turn out while it holds bytes: then its reservations
+//! [join](Reservation::join) that budget.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,10 +24,10 @@ use tokio::time::Instant;
 /// Between two log lines about evictions.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Between two searches that find nothing to evict: each looks at every holder.
+/// Between two searches that find nothing to evict: each looks at every reservation.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A limit for the bytes that several holders hold together. Clones share one count.
+/// A limit for the bytes that several reservations hold together. Clones share one count.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget(Arc<Budget>);
 
@@ -35,11 +35,11 @@ pub struct MemoryBudget(Arc<Budget>);
 struct Budget {
     limit: AtomicUsize,
     held: AtomicUsize,
-    holders: Mutex<Holders>,
+    reservations: Mutex<Reservations>,
 }
 
 #[derive(Debug, Default)]
-struct Holders {
+struct Reservations {
     all: Slab<Arc<State>>,
     searched_in_vain: Option<Instant>,
     warned: Option<Instant>,
@@ -54,11 +54,11 @@ impl MemoryBudget {
         Self(Arc::new(Budget {
             limit: AtomicUsize::new(limit),
             held: AtomicUsize::default(),
-            holders: Mutex::default(),
+            reservations: Mutex::default(),
         }))
     }
 
-    /// Bytes held now, those of evicted holders not counted.
+    /// Bytes held now, those of evicted reservations not counted.
     #[must_use]
     pub fn held(&self) -> usize {
         self.0.held.load(Relaxed)
@@ -81,41 +81,43 @@ impl MemoryBudget {
         self.limit().saturating_sub(self.held())
     }
 
-    fn holders(&self) -> MutexGuard<'_, Holders> {
+    fn reservations(&self) -> MutexGuard<'_, Reservations> {
         // A panic elsewhere leaves nothing half done here.
-        self.0.holders.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Evicts holders until the rest is within the limit: those that go first, then those whose bytes have
+    /// Evicts reservations until the rest is within the limit: those that go first, then those whose bytes have
     /// waited longest.
     fn enforce(&self) {
         if self.held() <= self.limit() {
             return;
         }
-        let mut holders = self.holders();
+        let mut reservations = self.reservations();
         let now = Instant::now();
-        if holders.searched_in_vain.is_some_and(|last| now.duration_since(last) < SEARCH_INTERVAL) {
+        if reservations.searched_in_vain.is_some_and(|last| now.duration_since(last) < SEARCH_INTERVAL) {
             return;
         }
         // Somewhat below the limit, or the next bytes would begin this search again.
         let enough = self.limit() - self.limit() / 16;
         while self.held() > enough {
-            let waiting =
-                holders.all.iter().filter_map(|(_, holder)| Some((holder.waits_since(now)?, holder)));
+            let waiting = reservations
+                .all
+                .iter()
+                .filter_map(|(_, reservation)| Some((reservation.waits_since(now)?, reservation)));
             let Some((_, longest)) =
-                waiting.min_by_key(|(since, holder)| (!holder.goes_first.load(Relaxed), *since))
+                waiting.min_by_key(|(since, reservation)| (!reservation.goes_first.load(Relaxed), *since))
             else {
-                holders.searched_in_vain = Some(now);
+                reservations.searched_in_vain = Some(now);
                 return;
             };
             longest.evict();
-            holders.evicted += 1;
+            reservations.evicted += 1;
         }
-        if holders.warned.is_none_or(|last| now.duration_since(last) >= WARN_INTERVAL) {
-            holders.warned = Some(now);
-            let reset = std::mem::take(&mut holders.evicted);
+        if reservations.warned.is_none_or(|last| now.duration_since(last) >= WARN_INTERVAL) {
+            reservations.warned = Some(now);
+            let reset = std::mem::take(&mut reservations.evicted);
             let limit = self.limit();
-            drop(holders);
+            drop(reservations);
             tracing::warn!(
                 reset,
                 limit,
@@ -127,7 +129,7 @@ impl MemoryBudget {
 
 /// One queue of bytes for one receiver. Dropped, it holds nothing.
 #[derive(Debug)]
-pub struct Holder {
+pub struct Reservation {
     state: Arc<State>,
     /// Where each budget lists it.
     slots: Vec<usize>,
@@ -136,7 +138,7 @@ pub struct Holder {
 #[derive(Debug)]
 struct State {
     budgets: Vec<MemoryBudget>,
-    /// One that came later, and where it lists this holder.
+    /// One that came later, and where it lists this reservation.
     joined: OnceLock<(MemoryBudget, usize)>,
     patience: Duration,
     goes_first: AtomicBool,
@@ -154,15 +156,15 @@ struct Queue {
     evicted: bool,
 }
 
-impl Holder {
-    /// A holder that counts in `budgets`. It is not evicted before its bytes have waited for `patience`.
+impl Reservation {
+    /// A reservation that counts in `budgets`. It is not evicted before its bytes have waited for `patience`.
     #[must_use]
     pub fn new(budgets: Vec<MemoryBudget>, patience: Duration) -> Self {
         let queue = Queue { bytes: 0, due: 0, since: Instant::now(), evicted: false };
         let (joined, queue, waker) = (OnceLock::new(), Mutex::new(queue), AtomicWaker::new());
         let goes_first = AtomicBool::default();
         let state = Arc::new(State { budgets, joined, patience, goes_first, queue, waker });
-        let slots = state.budgets.iter().map(|budget| budget.holders().all.insert(Arc::clone(&state)));
+        let slots = state.budgets.iter().map(|budget| budget.reservations().all.insert(Arc::clone(&state)));
         let slots = slots.collect();
         Self { state, slots }
     }
@@ -173,7 +175,7 @@ impl Holder {
         if state.joined.get().is_some() {
             return;
         }
-        let slot = budget.holders().all.insert(Arc::clone(state));
+        let slot = budget.reservations().all.insert(Arc::clone(state));
         let queue = state.queue();
         // Set within the lock, as what waits is counted in all budgets or in none.
         if state.joined.set((budget.clone(), slot)).is_ok() {
@@ -183,14 +185,14 @@ impl Holder {
         budget.enforce();
     }
 
-    /// Whether this holder is evicted before all others, however short its bytes have waited.
+    /// Whether this reservation is evicted before all others, however short its bytes have waited.
     pub fn set_first(&self, goes_first: bool) {
         self.state.goes_first.store(goes_first, Relaxed);
     }
 
-    /// Counts `bytes` that begin to wait. May evict this holder or others.
-    pub fn hold(&self, bytes: usize) {
-        self.state.hold(bytes);
+    /// Counts `bytes` that begin to wait. May evict this reservation or others.
+    pub fn charge(&self, bytes: usize) {
+        self.state.charge(bytes);
     }
 
     /// Counts `bytes` that the receiver took.
@@ -204,29 +206,29 @@ impl Holder {
         self.state.queue().bytes
     }
 
-    /// Whether the holder has to end.
+    /// Whether the reservation has to end.
     #[must_use]
     pub fn is_evicted(&self) -> bool {
         self.state.queue().evicted
     }
 
-    /// Ready once the holder has to end. Wakes the last task that polled it.
+    /// Ready once the reservation has to end. Wakes the last task that polled it.
     pub fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.state.waker.register(cx.waker());
         if self.is_evicted() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-impl Drop for Holder {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.state.evict();
         let joined = self.state.joined.get().map(|(budget, slot)| (budget, slot));
         for (budget, slot) in self.state.budgets.iter().zip(&self.slots).chain(joined) {
-            let mut holders = budget.holders();
-            holders.all.remove(*slot);
-            if holders.all.is_empty() {
+            let mut reservations = budget.reservations();
+            reservations.all.remove(*slot);
+            if reservations.all.is_empty() {
                 // A thousand streams that once waited need no memory afterwards.
-                holders.all.shrink_to_fit();
+                reservations.all.shrink_to_fit();
             }
         }
     }
@@ -242,7 +244,7 @@ impl State {
         self.budgets.iter().chain(self.joined.get().map(|(budget, _)| budget))
     }
 
-    fn hold(&self, bytes: usize) {
+    fn charge(&self, bytes: usize) {
         let mut queue = self.queue();
         if queue.evicted {
             return;
@@ -262,7 +264,7 @@ impl State {
 
     fn release(&self, bytes: usize) {
         let mut queue = self.queue();
-        // An evicted holder has nothing left to release.
+        // An evicted reservation has nothing left to release.
         let bytes = bytes.min(queue.bytes);
         queue.bytes -= bytes;
         queue.due = queue.due.saturating_sub(bytes);
@@ -303,15 +305,15 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn stream(budgets: &[&MemoryBudget]) -> Holder {
-        Holder::new(budgets.iter().copied().cloned().collect(), Duration::ZERO)
+    fn stream(budgets: &[&MemoryBudget]) -> Reservation {
+        Reservation::new(budgets.iter().copied().cloned().collect(), Duration::ZERO)
     }
 
-    async fn stream_with(budget: &MemoryBudget, bytes: usize) -> Holder {
+    async fn stream_with(budget: &MemoryBudget, bytes: usize) -> Reservation {
         advance(SECOND).await;
-        let holder = stream(&[budget]);
-        holder.hold(bytes);
-        holder
+        let reservation = stream(&[budget]);
+        reservation.charge(bytes);
+        reservation
     }
 
     #[tokio::test(start_paused = true)]
@@ -320,11 +322,11 @@ mod tests {
         let first = stream_with(&budget, 300).await;
         let second = stream_with(&budget, 400).await;
         let third = stream_with(&budget, 300).await;
-        assert!(![&first, &second, &third].iter().any(|holder| holder.is_evicted()));
+        assert!(![&first, &second, &third].iter().any(|reservation| reservation.is_evicted()));
         let last = stream_with(&budget, 1).await;
         assert!(first.is_evicted() && !second.is_evicted() && !third.is_evicted() && !last.is_evicted());
-        assert_eq!(budget.held(), 701, "an evicted holder no longer counts");
-        first.hold(500);
+        assert_eq!(budget.held(), 701, "an evicted reservation no longer counts");
+        first.charge(500);
         first.release(300);
         assert_eq!(budget.held(), 701, "whatever it still does");
         drop((first, second, third, last));
@@ -341,7 +343,7 @@ mod tests {
         let third = stream_with(&budget, 101).await;
         assert!(first.is_evicted() && !second.is_evicted() && !slow.is_evicted());
         second.set_first(false);
-        third.hold(300);
+        third.charge(300);
         assert!(slow.is_evicted() && !second.is_evicted() && !third.is_evicted());
     }
 
@@ -353,11 +355,11 @@ mod tests {
         for _ in 0..10 {
             advance(SECOND).await;
             trickle.release(1);
-            trickle.hold(1);
+            trickle.charge(1);
             reads.release(300);
-            reads.hold(300);
+            reads.charge(300);
         }
-        reads.hold(101);
+        reads.charge(101);
         assert!(trickle.is_evicted() && !reads.is_evicted());
     }
 
@@ -366,10 +368,10 @@ mod tests {
         let (process, connection) = (MemoryBudget::new(1000), MemoryBudget::new(500));
         let other = stream_with(&process, 400).await;
         let first = stream(&[&connection, &process]);
-        first.hold(250);
+        first.charge(250);
         advance(SECOND).await;
         let second = stream(&[&connection, &process]);
-        second.hold(251);
+        second.charge(251);
         assert!(first.is_evicted() && !second.is_evicted() && !other.is_evicted());
         assert_eq!((connection.held(), process.held()), (251, 651));
     }
@@ -377,40 +379,40 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_holder_that_joins_a_budget_counts_there_with_all_it_holds() {
         let (process, cluster) = (MemoryBudget::new(1000), MemoryBudget::new(500));
-        let holder = stream_with(&process, 300).await;
-        holder.join(&cluster);
-        holder.join(&MemoryBudget::new(0));
-        holder.hold(100);
+        let reservation = stream_with(&process, 300).await;
+        reservation.join(&cluster);
+        reservation.join(&MemoryBudget::new(0));
+        reservation.charge(100);
         assert_eq!((process.held(), cluster.held()), (400, 400));
-        holder.release(350);
+        reservation.release(350);
         assert_eq!((process.held(), cluster.held()), (50, 50));
         advance(SECOND).await;
         let other = stream(&[&process]);
-        other.hold(451);
-        assert!(!other.is_evicted() && !holder.is_evicted());
+        other.charge(451);
+        assert!(!other.is_evicted() && !reservation.is_evicted());
         other.join(&cluster);
-        assert!(holder.is_evicted() && !other.is_evicted(), "the limit holds at once");
+        assert!(reservation.is_evicted() && !other.is_evicted(), "the limit holds at once");
         assert_eq!((process.held(), cluster.held()), (451, 451));
-        drop((holder, other));
+        drop((reservation, other));
         assert_eq!((process.held(), cluster.held()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_holder_is_not_evicted_before_its_patience_is_over() {
         let budget = MemoryBudget::new(1000);
-        let connection = Holder::new(vec![budget.clone()], SECOND);
-        connection.hold(1001);
+        let connection = Reservation::new(vec![budget.clone()], SECOND);
+        connection.charge(1001);
         assert!(!connection.is_evicted());
         advance(SECOND).await;
-        connection.hold(1);
+        connection.charge(1);
         assert!(connection.is_evicted());
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_eviction_wakes_the_task() {
         let budget = MemoryBudget::new(1000);
-        let holder = Arc::new(stream_with(&budget, 1000).await);
-        let waiting = Arc::clone(&holder);
+        let reservation = Arc::new(stream_with(&budget, 1000).await);
+        let waiting = Arc::clone(&reservation);
         let task = tokio::spawn(std::future::poll_fn(move |cx| waiting.poll_evicted(cx)));
         tokio::task::yield_now().await;
         assert!(!task.is_finished());

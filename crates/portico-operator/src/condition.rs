@@ -5,11 +5,12 @@ use kube::api::Patch;
 use kube::{Api, Client};
 use portico_api::cluster::{Cluster, ClusterCondition};
 use portico_api::problem::Problem;
+use portico_kube::apply::merging;
 use portico_kube::text::one_line;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 
-use crate::write::{RequestError, as_portico, has_condition, request};
+use crate::write::{RequestError, has_condition, request};
 
 /// Characters of a message. It may quote what somebody else has written.
 const LONGEST: usize = 2_000;
@@ -81,7 +82,7 @@ pub(crate) async fn write_condition(
     let patch =
         json!({"metadata": {"uid": cluster.metadata.uid}, "status": {"conditions": {name: condition}}});
     let clusters = Api::<Served<Cluster>>::all_with(client.clone(), &());
-    let (params, patch) = (as_portico(), Patch::Merge(&patch));
+    let (params, patch) = (merging(), Patch::Merge(&patch));
     let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
     let written = request("status of the Cluster", written).await?;
     has_condition(&written, name)?;

@@ -9,10 +9,10 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{ListParams, Patch};
 use kube::{Api, Client};
 use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
-use portico_kube::FIELD_MANAGER;
+use portico_kube::apply::merging;
 use serde_json::json;
 
 /// Nodes with a member of the mesh.
@@ -83,7 +83,7 @@ pub async fn set_condition(client: &Client, node: &str, verdict: &NodeVerdict) -
     });
     // By its type it is merged among those of others.
     let patch = Patch::Strategic(json!({"status": {"conditions": [condition]}}));
-    let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+    let parameters = merging();
     nodes.patch_status(node, &parameters, &patch).await?;
     Ok(())
 }

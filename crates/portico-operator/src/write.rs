@@ -5,11 +5,10 @@ use std::error::Error;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::api::{DeleteParams, PatchParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::core::Status;
 use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
-use portico_kube::FIELD_MANAGER;
 use portico_kube::error::describe;
 use portico_source::Object;
 use portico_source::served::Served;
@@ -77,11 +76,6 @@ pub(crate) async fn request<T, E: Error + Send + Sync + 'static>(
         Ok(Err(error)) => Err(RequestError::Failed { what: what.to_owned(), source: Box::new(error) }),
         Err(_) => Err(RequestError::NoAnswer(what.to_owned())),
     }
-}
-
-/// Of a patch that is merged.
-pub(crate) fn as_portico() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 /// Of the deletion of `object`, and of none that somebody made anew under its name.

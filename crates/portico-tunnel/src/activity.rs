@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use portico_net::MemoryBudget;
-use portico_net::memory::Holder;
+use portico_net::memory::Reservation;
 use tokio::sync::Notify;
 
 use crate::chunk::{self, CHUNK};
@@ -40,12 +40,12 @@ pub struct Activity {
     /// Of the cluster that the connection counts for, once that is known.
     cluster: OnceLock<MemoryBudget>,
     /// Bytes that wait for the peer. Evicted, the connection ends.
-    to_peer: Holder,
+    to_peer: Reservation,
     /// Those of them that h2 has written, and that wait below it.
     behind: AtomicUsize,
     /// What waits for the peer to go on: an unfinished frame, requests without an answer, and until it has
     /// authenticated the connection itself. Evicted, the connection ends.
-    from_peer: Holder,
+    from_peer: Reservation,
     authenticated: AtomicBool,
     /// Of `from_peer`, what an unfinished frame takes; the number of that frame, 0 for none.
     frame_bytes: AtomicUsize,
@@ -79,9 +79,9 @@ impl Activity {
             process: process.clone(),
             connection,
             cluster: OnceLock::new(),
-            to_peer: Holder::new(budgets.clone(), PATIENCE),
+            to_peer: Reservation::new(budgets.clone(), PATIENCE),
             behind: AtomicUsize::default(),
-            from_peer: Holder::new(budgets, Duration::ZERO),
+            from_peer: Reservation::new(budgets, Duration::ZERO),
             authenticated: AtomicBool::new(true),
             frame_bytes: AtomicUsize::default(),
             frame: AtomicU64::default(),
@@ -100,7 +100,7 @@ impl Activity {
     #[must_use]
     pub fn unauthenticated(self) -> Self {
         self.from_peer.set_first(true);
-        self.from_peer.hold(UNAUTHENTICATED);
+        self.from_peer.charge(UNAUTHENTICATED);
         self.authenticated.store(false, Relaxed);
         self
     }
@@ -132,7 +132,7 @@ impl Activity {
         if before != bytes {
             // In this order, or each frame of a transfer would look like the one before, still waiting.
             self.from_peer.release(before);
-            self.from_peer.hold(bytes);
+            self.from_peer.charge(bytes);
         }
     }
 
@@ -146,7 +146,7 @@ impl Activity {
     pub(crate) fn request(self: &Arc<Self>, bytes: usize, most: u32) -> Option<Unanswered> {
         let up = |requests| (requests < most).then_some(requests + 1);
         self.requests.fetch_update(Relaxed, Relaxed, up).ok()?;
-        self.from_peer.hold(bytes);
+        self.from_peer.charge(bytes);
         Some(Unanswered { bytes, activity: Arc::clone(self) })
     }
 
@@ -169,7 +169,7 @@ impl Activity {
     pub(crate) fn behind(&self, bytes: usize) {
         let before = self.behind.swap(bytes, Relaxed);
         if bytes > before {
-            self.to_peer.hold(bytes - before);
+            self.to_peer.charge(bytes - before);
         } else if bytes < before {
             self.to_peer.release(before - bytes);
             self.pass_on();
@@ -229,9 +229,9 @@ impl Activity {
 
     /// For a stream whose socket takes bytes more slowly than they come. They count in the budget of its
     /// cluster, too.
-    pub(crate) fn holder(&self, cluster: Option<&MemoryBudget>) -> Holder {
+    pub(crate) fn reservation(&self, cluster: Option<&MemoryBudget>) -> Reservation {
         let budgets = [&self.connection, &self.process].into_iter().chain(cluster);
-        Holder::new(budgets.cloned().collect(), Duration::ZERO)
+        Reservation::new(budgets.cloned().collect(), Duration::ZERO)
     }
 
     /// Most bytes of the next chunk towards the peer; 0 while there is no room for one. While the process or
@@ -262,7 +262,7 @@ impl Activity {
     /// The same bytes, counted until h2 has written or dropped them.
     pub fn counted(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let cost = chunk::cost(bytes.len());
-        self.to_peer.hold(cost);
+        self.to_peer.charge(cost);
         Bytes::from_owner(Counted { bytes, cost, activity: Arc::clone(self) })
     }
 }

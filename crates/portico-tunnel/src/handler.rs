@@ -151,7 +151,8 @@ impl BadRequest {
             }
             Self::TooManyWait => Refusal::new(
                 StatusCode::TOO_MANY_REQUESTS,
-                "too many requests wait on a connection that has shown no accepted identity; wait for an answer",
+                "too many requests wait on a connection that has shown no accepted identity; wait for an \
+                 answer",
             ),
         }
     }

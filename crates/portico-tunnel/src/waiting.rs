@@ -8,7 +8,7 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
-use portico_net::memory::Holder;
+use portico_net::memory::Reservation;
 use portico_net::{MemoryBudget, Socket};
 
 use crate::activity::Activity;
@@ -25,18 +25,18 @@ const SLICES: usize = 8;
 #[derive(Debug)]
 pub struct Waiting {
     queue: Queue,
-    holder: Holder,
+    reservation: Reservation,
 }
 
 impl Waiting {
     /// Nothing waits. What will counts in the budgets of the connection, and in that of a cluster.
     pub fn new(activity: &Activity, cluster: Option<&MemoryBudget>) -> Self {
-        Self { queue: Queue::default(), holder: activity.holder(cluster) }
+        Self { queue: Queue::default(), reservation: activity.reservation(cluster) }
     }
 
     /// Counts what waits in the budget of a cluster as well, which is known only after the first bytes.
     pub(crate) fn count_in(&self, cluster: &MemoryBudget) {
-        self.holder.join(cluster);
+        self.reservation.join(cluster);
     }
 
     /// Whether nothing waits.
@@ -46,27 +46,27 @@ impl Waiting {
 
     /// More bytes wait.
     pub fn push(&mut self, frame: Bytes) {
-        self.holder.hold(frame.len());
+        self.reservation.charge(frame.len());
         self.queue.push(frame);
     }
 
     /// Takes what has waited longest.
     pub fn pop(&mut self) -> Option<Bytes> {
         let frame = self.queue.pop()?;
-        self.holder.release(frame.len());
+        self.reservation.release(frame.len());
         Some(frame)
     }
 
     /// Writes what the socket takes in one call. Returns how much that was.
     pub fn write_to(&mut self, socket: &impl Socket) -> io::Result<usize> {
         let written = self.queue.write_to(socket)?;
-        self.holder.release(written);
+        self.reservation.release(written);
         Ok(written)
     }
 
     /// Ready when others need the memory, and the stream has to end.
     pub fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.holder.poll_evicted(cx)
+        self.reservation.poll_evicted(cx)
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::changes::Changes;
 use super::hash::{Hash, hash};
 use super::token_review::Answer;
-use super::verdict::{Holds, TokenState, Verdict};
+use super::verdict::{ReviewTimes, TokenState, Verdict};
 use crate::line_limit::TenantLines;
 
 /// One review, from connect to the last byte of the response.
@@ -90,7 +90,7 @@ pub(super) struct ReviewedToken {
 /// Everything known about tokens that are reviewed.
 #[derive(Debug)]
 pub(super) struct Reviews {
-    holds: Holds,
+    holds: ReviewTimes,
     /// Tokens that were accepted, for the grace after their last review.
     accepted: Cache<Hash, Arc<TokenState>>,
     unverified: Cache<Hash, Arc<TokenState>>,
@@ -135,7 +135,7 @@ impl Reviews {
     /// `interval` is how long a yes holds. A no that revokes is announced to `changes`. At most `most` are
     /// under way, and requests that wait take at most `waiting` bytes.
     pub(super) fn new(interval: Duration, most: u32, waiting: usize, changes: Arc<Changes>) -> Self {
-        let holds = Holds::new(interval);
+        let holds = ReviewTimes::new(interval);
         Self {
             holds,
             accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),

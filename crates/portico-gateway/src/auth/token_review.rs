@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use portico_api::api_server_ca::ApiServerCa;
-use rustls::crypto::aws_lc_rs;
+use portico_dial::provider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
@@ -92,7 +92,7 @@ fn trusting(ca: &ApiServerCa) -> Result<ClientConfig, rustls::Error> {
     for certificate in ca.certificates() {
         roots.add(certificate.clone())?;
     }
-    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+    let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();

@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(600);
 
 /// The times that the review interval decides.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Holds {
+pub(super) struct ReviewTimes {
     /// How long a yes holds.
     accepted: Duration,
     /// When a token in use is reviewed again: early enough that requests do not wait for it.
@@ -32,7 +32,7 @@ pub(super) struct Holds {
     pub(super) grace: Duration,
 }
 
-impl Holds {
+impl ReviewTimes {
     /// A yes holds for `interval`. It counts for two intervals at least, so that one review that fails
     /// refuses nothing.
     pub(super) fn new(interval: Duration) -> Self {
@@ -125,7 +125,7 @@ impl TokenState {
     }
 
     /// Applies the outcome of a review. Returns the verdict, and whether it revokes what was accepted before.
-    pub(super) fn learn(&self, answer: Answer, holds: Holds) -> (Verdict, bool) {
+    pub(super) fn learn(&self, answer: Answer, holds: ReviewTimes) -> (Verdict, bool) {
         let now = Instant::now();
         let mut state = self.lock();
         let revokes = matches!(answer, Answer::No(_)) && state.grace_until.is_some();
@@ -177,7 +177,7 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(60);
 
     fn learn(token: &TokenState, answer: Answer) -> Verdict {
-        token.learn(answer, Holds::new(INTERVAL)).0
+        token.learn(answer, ReviewTimes::new(INTERVAL)).0
     }
 
     fn away() -> Answer {
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(token.why_refused(), None, "and open streams stay, for nobody said no");
         advance(RETRY_AFTER).await;
         assert!(token.is_due() && token.was_accepted());
-        let (_, revokes) = token.learn(Answer::No("gone".into()), Holds::new(INTERVAL));
+        let (_, revokes) = token.learn(Answer::No("gone".into()), ReviewTimes::new(INTERVAL));
         assert!(revokes, "however long nobody could be asked");
         assert_eq!(token.why_refused().as_deref(), Some("gone"));
     }
@@ -240,7 +240,7 @@ mod tests {
         assert!(matches!(token.known(), Some(Verdict::Unavailable(_))));
         advance(RETRY_AFTER).await;
         assert!(token.known().is_none());
-        let (verdict, revokes) = token.learn(Answer::No("unknown".into()), Holds::new(INTERVAL));
+        let (verdict, revokes) = token.learn(Answer::No("unknown".into()), ReviewTimes::new(INTERVAL));
         assert!(verdict == Verdict::Refused("unknown".into()) && !revokes, "nothing rests on it");
     }
 }

@@ -148,7 +148,7 @@ fn the_proxy_header_comes_before_either() {
 }
 
 #[test]
-fn a_client_that_stays_silent_holds_no_place_longer_than_on_a_port_of_its_own() {
+fn a_client_that_stays_silent_holds_no_slot_longer_than_on_a_port_of_its_own() {
     let shared = Shared::start(|config| config.hello_timeout = std::time::Duration::from_millis(20));
     let _silent = shared.connect();
     eventually("silence is counted", || shared.count(Refusal::TooSlow) == 1);

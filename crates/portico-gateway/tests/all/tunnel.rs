@@ -272,7 +272,7 @@ fn clients_that_never_ask_are_counted_by_what_they_did() {
 }
 
 #[test]
-fn a_connection_that_rests_holds_no_handshake_place() {
+fn a_connection_that_rests_holds_no_handshake_slot() {
     let gateway = start(tunnel_config());
     let _client = Client::plaintext(&gateway);
     eventually("the place is given back", || {

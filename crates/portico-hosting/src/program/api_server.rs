@@ -6,7 +6,7 @@ use portico_expose::hosts::HostSuffix;
 use portico_expose::networks;
 
 use super::etcd::CLIENT_PORT;
-use super::{Holder, Program, feature_gates, konnectivity, probe, resources};
+use super::{FileSource, Program, feature_gates, konnectivity, probe, resources};
 use crate::config::{self, SOCKET_FOLDER};
 use crate::facts::{Facts, joined};
 
@@ -40,9 +40,9 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     service_accounts(&mut server, facts);
     admission(&mut server, facts);
     authentication(&mut server, facts);
-    server.arg_file("egress-selector-config-file", Holder::config(config::EGRESS), config::EGRESS_KEY);
+    server.arg_file("egress-selector-config-file", FileSource::config(config::EGRESS), config::EGRESS_KEY);
     if config::audited(facts.hosting).is_some() {
-        server.arg_file("audit-policy-file", Holder::config(config::AUDIT), config::AUDIT_KEY);
+        server.arg_file("audit-policy-file", FileSource::config(config::AUDIT), config::AUDIT_KEY);
         // To standard output: whatever collects the logs of the seed has it, and no disk fills up.
         server.arg("audit-log-path", "-");
     }
@@ -155,9 +155,9 @@ fn admission(server: &mut Program, facts: &Facts<'_>) {
     if let Some(files) = config::admission(facts.hosting) {
         // The first names the others by their place beside it.
         for key in files.keys() {
-            server.file(Holder::config(config::ADMISSION), key);
+            server.file(FileSource::config(config::ADMISSION), key);
         }
-        let holder = Holder::config(config::ADMISSION);
+        let holder = FileSource::config(config::ADMISSION);
         server.arg_file("admission-control-config-file", holder, config::ADMISSION_KEY);
     }
 }
@@ -167,10 +167,10 @@ fn authentication(server: &mut Program, facts: &Facts<'_>) {
     server.arg("enable-bootstrap-token-auth", true);
     let written = &facts.hosting.authentication_configuration;
     if !written.secret_name.is_empty() {
-        let holder = Holder::secret(&written.secret_name);
+        let holder = FileSource::secret(&written.secret_name);
         server.arg_file("authentication-config", holder, &written.secret_key);
     } else if config::authentication(facts.hosting, facts.version).is_some() {
-        let holder = Holder::config(config::AUTHENTICATION);
+        let holder = FileSource::config(config::AUTHENTICATION);
         server.arg_file("authentication-config", holder, config::AUTHENTICATION_KEY);
     }
 }

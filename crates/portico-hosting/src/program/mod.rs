@@ -30,12 +30,12 @@ pub(crate) const USER: u32 = 65_532;
 
 /// A Secret or ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Holder {
+pub(crate) enum FileSource {
     Secret(String),
     ConfigMap(String),
 }
 
-impl Holder {
+impl FileSource {
     pub(crate) fn secret(name: &str) -> Self {
         Self::Secret(name.to_owned())
     }
@@ -60,7 +60,7 @@ pub(crate) struct Program {
     args: Vec<String>,
     env: Vec<Value>,
     ports: Vec<(&'static str, u16)>,
-    files: BTreeSet<(Holder, String)>,
+    files: BTreeSet<(FileSource, String)>,
     mounts: Vec<(&'static str, &'static str)>,
     /// Volumes that another container writes.
     read_mounts: Vec<(&'static str, &'static str)>,
@@ -104,21 +104,21 @@ impl Program {
     }
 
     /// The path of a key of a Secret or ConfigMap.
-    fn file(&mut self, holder: Holder, key: &str) -> String {
+    fn file(&mut self, holder: FileSource, key: &str) -> String {
         let path = format!("{FILES}/{}/{key}", holder.name());
         self.files.insert((holder, key.to_owned()));
         path
     }
 
     /// An argument that is such a path.
-    fn arg_file(&mut self, flag: &str, holder: Holder, key: &str) {
+    fn arg_file(&mut self, flag: &str, holder: FileSource, key: &str) {
         let path = self.file(holder, key);
         self.arg(flag, path);
     }
 
     /// An argument that is a file of a Secret.
     fn arg_secret(&mut self, flag: &str, secret: &str, key: &str) {
-        self.arg_file(flag, Holder::secret(secret), key);
+        self.arg_file(flag, FileSource::secret(secret), key);
     }
 
     /// Arguments that are the kubeconfig in a Secret, with the certificate and the key that it names.
@@ -127,12 +127,12 @@ impl Program {
             self.arg_secret(flag, secret, KUBECONFIG_OF_FILES);
         }
         for key in [CLIENT_CERTIFICATE, CLIENT_KEY] {
-            self.file(Holder::secret(secret), key);
+            self.file(FileSource::secret(secret), key);
         }
     }
 
     /// What it reads.
-    pub(crate) fn holders(&self) -> BTreeSet<&Holder> {
+    pub(crate) fn holders(&self) -> BTreeSet<&FileSource> {
         self.files.iter().map(|(holder, _)| holder).collect()
     }
 
@@ -189,13 +189,13 @@ impl Program {
         (!sources.is_empty()).then(|| json!({"name": self.volume_name(), "projected": projected}))
     }
 
-    fn source(&self, holder: &Holder) -> Value {
+    fn source(&self, holder: &FileSource) -> Value {
         let keys = self.files.iter().filter(|(found, _)| found == holder).map(|(_, key)| key);
         let item = |key| json!({"key": key, "path": format!("{}/{key}", holder.name())});
         let files = json!({"name": holder.name(), "items": keys.map(item).collect::<Vec<_>>()});
         match holder {
-            Holder::Secret(_) => json!({"secret": files}),
-            Holder::ConfigMap(_) => json!({"configMap": files}),
+            FileSource::Secret(_) => json!({"secret": files}),
+            FileSource::ConfigMap(_) => json!({"configMap": files}),
         }
     }
 

@@ -6,7 +6,7 @@ use portico_api::annotations::PROMETHEUS;
 use portico_api::cluster::Cluster;
 use serde_json::{Value, json};
 
-use super::{Holder, Program, probe, resources};
+use super::{FileSource, Program, probe, resources};
 use crate::config::Files;
 use crate::facts::{CLUSTER, Facts};
 use crate::versions::Versions;
@@ -38,8 +38,8 @@ pub(crate) fn is_asked_for(cluster: &Cluster) -> bool {
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
     let mut prometheus = Program::new(NAME, facts.settings.image(&Versions::known().prometheus), &[]);
-    prometheus.arg_file("config.file", Holder::config(CONFIG), CONFIG_KEY);
-    prometheus.file(Holder::config(CONFIG), RULES_KEY);
+    prometheus.arg_file("config.file", FileSource::config(CONFIG), CONFIG_KEY);
+    prometheus.file(FileSource::config(CONFIG), RULES_KEY);
     prometheus.arg("storage.tsdb.path", DATA_FOLDER);
     prometheus.arg("storage.tsdb.retention.time", "1h");
     prometheus.arg("storage.tsdb.min-block-duration", "15m");

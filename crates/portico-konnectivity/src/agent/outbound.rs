@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use portico_net::MemoryBudget;
-use portico_net::memory::Holder;
+use portico_net::memory::Reservation;
 use portico_wire::konnectivity::{ConnectId, Packet};
 
 use super::endpoint::Endpoint;
@@ -27,7 +27,7 @@ const UNREAD: Duration = Duration::from_secs(3);
 pub(super) struct Outbound {
     queues: Mutex<Queues>,
     /// Counts the control packets that wait.
-    held: Holder,
+    held: Reservation,
 }
 
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ pub(super) enum Next {
 
 impl Outbound {
     pub(super) fn new(memory: &MemoryBudget) -> Self {
-        Self { queues: Mutex::default(), held: Holder::new(vec![memory.clone()], UNREAD) }
+        Self { queues: Mutex::default(), held: Reservation::new(vec![memory.clone()], UNREAD) }
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -70,7 +70,7 @@ impl Outbound {
         let mut queues = self.queues();
         let cost = cost(&packet);
         if self.held.held() + cost <= CONTROL {
-            self.held.hold(cost);
+            self.held.charge(cost);
             queues.control.push_back(packet);
         } else {
             queues.is_full = true;
@@ -89,7 +89,7 @@ impl Outbound {
     /// What is to be sent next. Wakes the writer.
     pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Next> {
         let mut queues = self.queues();
-        // The holder wakes the task once it is evicted.
+        // The reservation wakes the task once it is evicted.
         if queues.is_full || self.held.poll_evicted(cx).is_ready() {
             return Poll::Ready(Next::Full);
         }
@@ -176,13 +176,13 @@ mod tests {
         let outbound = Outbound::new(&memory);
         outbound.control(refusal());
         outbound.control(refusal());
-        let other = Holder::new(vec![memory.clone()], Duration::ZERO);
-        other.hold(200_000);
+        let other = Reservation::new(vec![memory.clone()], Duration::ZERO);
+        other.charge(200_000);
         assert!(other.is_evicted());
         assert!(matches!(next(&outbound).await, Next::Control(_)), "it has just begun to wait");
         tokio::time::advance(UNREAD).await;
-        let other = Holder::new(vec![memory], UNREAD);
-        other.hold(200_000);
+        let other = Reservation::new(vec![memory], UNREAD);
+        other.charge(200_000);
         assert!(matches!(next(&outbound).await, Next::Full));
     }
 }

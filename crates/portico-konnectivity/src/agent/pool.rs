@@ -93,8 +93,8 @@ impl Pace {
 }
 
 /// The address for an attempt: one with the fewest connections, another one each time. One where the last
-/// attempt failed takes turns with the one that has most: it may never lead anywhere, and one of the others to
-/// all servers.
+/// attempt failed takes turns with the one that has most: it may never lead anywhere, and one of the others
+/// to all servers.
 pub(super) fn choose(
     addresses: &[SocketAddr],
     connected: &HashMap<SocketAddr, usize>,

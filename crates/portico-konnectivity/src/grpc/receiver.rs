@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes, BytesMut};
 use h2::{FlowControl, RecvStream};
 use portico_net::MemoryBudget;
-use portico_net::memory::Holder;
+use portico_net::memory::Reservation;
 use portico_wire::Parse;
 use portico_wire::konnectivity::frame::{MAX_MESSAGE, PREFIX, prefix};
 
@@ -56,13 +56,13 @@ pub struct Receiver {
     /// Window of `partial` that was not given back.
     withheld: usize,
     /// Counts `partial`, `ahead`, and the last message.
-    holder: Holder,
+    reservation: Reservation,
     is_over: bool,
 }
 
 impl Receiver {
     pub(super) fn new(stream: RecvStream, ends: Ends, memory: &[MemoryBudget]) -> Self {
-        let holder = Holder::new(memory.to_vec(), std::time::Duration::ZERO);
+        let reservation = Reservation::new(memory.to_vec(), std::time::Duration::ZERO);
         Self {
             stream,
             ends,
@@ -72,7 +72,7 @@ impl Receiver {
             is_counted: false,
             partial: BytesMut::new(),
             withheld: 0,
-            holder,
+            reservation,
             is_over: false,
         }
     }
@@ -85,18 +85,18 @@ impl Receiver {
     /// The same, for a caller that waits for more. The last one counts as passed on.
     pub fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Message>, Error>> {
         if std::mem::take(&mut self.is_counted) {
-            self.holder.release(self.last);
+            self.reservation.release(self.last);
         }
         loop {
             if let Some(message) = self.take_message()? {
                 self.last = message.bytes.len();
                 return Poll::Ready(Ok(Some(message)));
             }
-            if self.holder.poll_evicted(cx).is_ready() {
+            if self.reservation.poll_evicted(cx).is_ready() {
                 return Poll::Ready(Err(Error::Memory));
             }
             if let Some(chunk) = self.ahead.pop_front() {
-                self.holder.release(chunk.len());
+                self.reservation.release(chunk.len());
                 self.chunk = chunk.freeze();
                 continue;
             }
@@ -116,21 +116,21 @@ impl Receiver {
     /// counting it. Ready when the stream is lost, or others need that memory.
     pub fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if !std::mem::replace(&mut self.is_counted, true) {
-            self.holder.hold(self.last);
+            self.reservation.charge(self.last);
         }
         while !self.is_over
             && let Poll::Ready(next) = self.stream.poll_data(cx)
         {
             match next {
                 Some(Ok(chunk)) => {
-                    self.holder.hold(chunk.len());
+                    self.reservation.charge(chunk.len());
                     self.put_ahead(&chunk);
                 }
                 Some(Err(error)) => return Poll::Ready(error.into()),
                 None => self.is_over = true,
             }
         }
-        self.holder.poll_evicted(cx).map(|()| Error::Memory)
+        self.reservation.poll_evicted(cx).map(|()| Error::Memory)
     }
 
     fn put_ahead(&mut self, chunk: &[u8]) {
@@ -168,7 +168,7 @@ impl Receiver {
         if self.partial.len() < len {
             return Ok(None);
         }
-        self.holder.release(len);
+        self.reservation.release(len);
         let mut bytes = std::mem::take(&mut self.partial).freeze();
         bytes.advance(PREFIX);
         Ok(Some(Message { bytes, window: std::mem::take(&mut self.withheld) }))
@@ -180,7 +180,7 @@ impl Receiver {
         let moved = self.chunk.len().min(len - self.partial.len());
         if moved > 0 {
             self.partial.extend_from_slice(&self.chunk.split_to(moved));
-            self.holder.hold(moved);
+            self.reservation.charge(moved);
             self.withheld += moved;
             if self.withheld > WITHHELD {
                 let window = std::mem::take(&mut self.withheld);

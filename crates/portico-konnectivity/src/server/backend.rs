@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::FlowControl;
-use portico_net::memory::Holder;
+use portico_net::memory::Reservation;
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -145,7 +145,7 @@ pub(crate) struct Backend {
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
     /// Counts what waits there.
-    held: Holder,
+    held: Reservation,
     data: mpsc::Sender<(ConnectId, Item)>,
     window: FlowControl,
     shared: Arc<Shared>,
@@ -206,7 +206,7 @@ impl Backend {
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
-            held: Holder::new(vec![shared.memory.clone()], Duration::ZERO),
+            held: Reservation::new(vec![shared.memory.clone()], Duration::ZERO),
             data,
             window: receiver.flow_control(),
             shared: Arc::clone(shared),
@@ -246,7 +246,7 @@ impl Backend {
     /// Sends a control packet. A stream whose queue is full ends by the next packet that comes.
     fn send(&self, packet: Packet) {
         // Before it is there: the writer may take it at once.
-        self.held.hold(CONTROL_BYTES);
+        self.held.charge(CONTROL_BYTES);
         // A writer that is gone has taken the stream with it.
         if self.control.try_send(packet).is_err() {
             self.held.release(CONTROL_BYTES);

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use portico_net::MemoryBudget;
-use portico_net::memory::Holder;
+use portico_net::memory::Reservation;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
@@ -33,7 +33,7 @@ const PACE: Duration = Duration::from_millis(50);
 const STEP: usize = 64 * 1024;
 
 /// How long a connection over its buffer may take nothing at all. A Unix socket has room again once three
-/// quarters of its 208 KiB were read: at 1 Mbit/s that is every 1.3 s. Over TCP a block of 64 KiB is taken every
+/// quarters of its 208 KiB were read: at 1 Mbit/s that is every 1.3 s. Over TCP it takes 64 KiB each
 /// half second then.
 const PATIENCE: Duration = Duration::from_secs(4);
 
@@ -56,9 +56,9 @@ pub(crate) struct Inbox {
     limit: usize,
     state: Mutex<State>,
     /// Everything that waits.
-    holder: Holder,
+    reservation: Reservation,
     /// Of that, what is beyond the limit.
-    excess: Holder,
+    excess: Reservation,
     went_over: Notify,
 }
 
@@ -80,9 +80,9 @@ impl Inbox {
     /// A queue for `limit` bytes and some more, which count in `memory`; those beyond the limit also in
     /// `excess`.
     pub(crate) fn new(limit: usize, memory: &MemoryBudget, excess: &MemoryBudget) -> Self {
-        let [holder, excess] =
-            [memory, excess].map(|budget| Holder::new(vec![budget.clone()], Duration::ZERO));
-        Self { limit, state: Mutex::default(), holder, excess, went_over: Notify::new() }
+        let [reservation, excess] =
+            [memory, excess].map(|budget| Reservation::new(vec![budget.clone()], Duration::ZERO));
+        Self { limit, state: Mutex::default(), reservation, excess, went_over: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -110,9 +110,9 @@ impl Inbox {
         }
         let reader = state.reader.take();
         drop(state);
-        self.holder.hold(len);
+        self.reservation.charge(len);
         if more > 0 {
-            self.excess.hold(more);
+            self.excess.charge(more);
         }
         if let Some(reader) = reader {
             reader.wake();
@@ -151,7 +151,7 @@ impl Inbox {
         };
         state.owed -= given;
         drop(state);
-        self.holder.release(bytes.len());
+        self.reservation.release(bytes.len());
         if less > 0 {
             self.excess.release(less);
         }
@@ -166,7 +166,7 @@ impl Inbox {
     /// Gives window back while the connection is over its buffer, and counts it in `full`. Returns why it has
     /// to end, when it has to. May be dropped, and begun again.
     pub(crate) async fn pace(&self, full: &AtomicU64, give_back: impl Fn(usize)) -> &'static str {
-        let evicted = poll_fn(|cx| match self.holder.poll_evicted(cx) {
+        let evicted = poll_fn(|cx| match self.reservation.poll_evicted(cx) {
             Poll::Ready(()) => Poll::Ready("memory"),
             Poll::Pending => self.excess.poll_evicted(cx).map(|()| "buffer_full"),
         });

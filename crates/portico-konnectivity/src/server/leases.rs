@@ -11,8 +11,9 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use portico_kube::apply::writing;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Status;
@@ -51,7 +52,7 @@ impl ServerLease {
     }
 
     /// Keeps the Lease, and removes those that expired, until it is dropped.
-    pub async fn keep(&self) -> Infallible {
+    pub async fn run(&self) -> Infallible {
         loop {
             let begun = Instant::now();
             let is_renewed = self.does("renew its Lease", self.renew()).await;
@@ -96,7 +97,7 @@ impl ServerLease {
                 (Lease { metadata, spec: None }, true)
             }
         };
-        let (lease, params) = (self.renewed(found, Timestamp::now()), PostParams::default());
+        let (lease, params) = (self.renewed(found, Timestamp::now()), writing());
         if create {
             self.api.create(&params, &lease).await?;
         } else {

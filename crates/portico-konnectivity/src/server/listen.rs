@@ -122,8 +122,8 @@ fn unix(path: &Path, replace: bool) -> io::Result<UnixListener> {
     listener
 }
 
-/// Bytes that the kernel takes for a frontend beyond those it could send. By itself it takes megabytes, and has
-/// room again only once a third of them was read: a slow reader would be taken for one that reads nothing.
+/// Bytes that the kernel takes for a frontend beyond those it could send. By itself it takes megabytes, and
+/// has room again only once a third of them was read: a slow reader would seem to read nothing.
 const UNSENT: u32 = 64 * 1024;
 
 /// `unread`: how long the kernel lets a peer take nothing, for peers that always read. One that may pause has

@@ -19,7 +19,7 @@ use futures_util::future::ready;
 use futures_util::{Stream, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -31,7 +31,7 @@ use portico_api::seed::Seed;
 use portico_api::service::{Service, ServiceType};
 use portico_expose::front::{FrontPlan, FrontSettings, plan_front_ports};
 use portico_expose::load_balancer::{self, LoadBalancerSettings, SettingsError};
-use portico_kube::FIELD_MANAGER;
+use portico_kube::apply::{applying, merging};
 use portico_kube::conditions::{self, Observed};
 use portico_kube::debounce::{DEFAULT_MAX_WAIT, DEFAULT_QUIET, Debounce};
 use portico_kube::error::describe;
@@ -384,9 +384,7 @@ impl Context {
         }
         for (what, mut patch) in patches {
             patch["metadata"]["resourceVersion"] = json!(front.resource_version());
-            let parameters =
-                PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-            match request(api.patch(&key.name, &parameters, &Patch::Merge(&patch))).await {
+            match request(api.patch(&key.name, &merging(), &Patch::Merge(&patch))).await {
                 Ok(written) => {
                     *front = written;
                     wrote = true;
@@ -466,8 +464,7 @@ impl Context {
             "apiVersion": "v1", "kind": "Service", "metadata": { "name": &*key.name },
             "status": { "conditions": conditions },
         });
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        match request(api.patch_status(&key.name, &parameters, &Patch::Apply(&applied))).await {
+        match request(api.patch_status(&key.name, &applying(), &Patch::Apply(&applied))).await {
             Ok(_) => {
                 self.tally.wrote(Kind::Service.name());
                 true

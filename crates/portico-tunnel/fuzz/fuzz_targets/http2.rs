@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use portico_net::MemoryBudget;
-use portico_tunnel::{BadRequest, End, Handler, Meter, Refusal, Request, Settings, StatusCode, Upstream, serve};
+use portico_tunnel::{
+    BadRequest, End, Handler, Meter, Refusal, Request, Settings, StatusCode, Upstream, serve,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};

@@ -76,7 +76,7 @@ async fn other_methods_are_told_which_one_is_served() {
 }
 
 #[tokio::test]
-async fn a_request_whose_place_is_needed_is_told_so() {
+async fn a_request_whose_slot_is_needed_is_told_so() {
     let mut server = Server::start(plaintext()).await;
     server.routes.gate.send_replace(false);
     server.routes.full.send_replace(true);

@@ -31,7 +31,7 @@ fn hosted_clusters_hold_their_bars() {
     let (_turn, lab, seed) = crate::seeded_by("hosting-bars", Seed::start_with_names);
     seed.import(&Image::api_server().unwrap()).unwrap();
     volumes::offer(&seed, ONE_BY_ONE + DEDICATED + AT_ONCE.len(), "5Gi").unwrap();
-    let (client, front) = (lab.host("client").unwrap(), lab.spare_address().unwrap());
+    let (client, front) = (lab.host("client").unwrap(), lab.free_address().unwrap());
     for name in AT_ONCE.into_iter().chain([ALONE]) {
         lab.name_resolves(&operated::external_name(name), front).unwrap();
     }

@@ -160,7 +160,7 @@ fn with_clusters(name: &str, story: impl FnOnce(&[Hosted<'_>], &[Node])) {
 fn install(lab: &Lab, seed: &Seed) -> Result<()> {
     seed.import(&Image::api_server()?)?;
     volumes::offer(seed, CLUSTERS.len(), "5Gi")?;
-    let front = lab.spare_address()?;
+    let front = lab.free_address()?;
     for (name, _) in CLUSTERS {
         for prefix in ["", "konnectivity-server."] {
             lab.name_resolves(&format!("{prefix}{}", operated::external_name(name)), front)?;

@@ -3,7 +3,6 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
-use kube::api::PostParams;
 use portico_api::annotations::{PROVIDED, TUNNEL_CERTIFICATE};
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::names::GATEWAY_PODS;
@@ -11,7 +10,7 @@ use portico_api::seed::Seed;
 use portico_expose::components::{Components, Part, components, tunnel_hosts, usable};
 use portico_expose::exposure::MANAGED_BY;
 use portico_expose::inputs::Ingress;
-use portico_kube::FIELD_MANAGER;
+use portico_kube::apply::writing;
 use portico_kube::events::{Note, Severity};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -163,7 +162,7 @@ impl Context {
         let service: Service = serde_json::from_value(front.clone()).map_err(impossible)?;
         let namespace = &self.settings.gateway.front.namespace;
         let api = Api::<Service>::namespaced(self.client.clone(), namespace);
-        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let params = writing();
         request("creating the front Service", api.create(&params, &service)).await?;
         self.count(true, Part::Service.kind());
         Ok(())

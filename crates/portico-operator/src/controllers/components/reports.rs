@@ -5,6 +5,7 @@ use kube::api::Patch;
 use kube::core::Status;
 use portico_api::cluster::ClusterCondition;
 use portico_api::seed::Seed;
+use portico_kube::apply::merging;
 use portico_kube::events::{Note, Severity};
 use portico_source::served::ServedKind;
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use crate::cache::api;
 use crate::condition::{State, condition};
 use crate::slot::WriteError;
 use crate::status::SeedReport;
-use crate::write::{DEFINITION_OUTDATED, RequestError, as_portico, request};
+use crate::write::{DEFINITION_OUTDATED, RequestError, request};
 
 /// The condition of a Seed that says how it stands with its gateway.
 pub(super) const CONDITION: &str = "PorticoSeedReady";
@@ -101,7 +102,7 @@ impl Context {
         let mut patch = json!({"status": {"conditions": {CONDITION: condition}}});
         let write = async |patch: &Value| {
             let patch = Patch::Merge(patch);
-            request("writing the condition of the Seed", api.patch_status(name, &as_portico(), &patch)).await
+            request("writing the condition of the Seed", api.patch_status(name, &merging(), &patch)).await
         };
         let written = match write(&patch).await {
             // The schema of KKP asks for a number that its controllers, which are not here, keep.

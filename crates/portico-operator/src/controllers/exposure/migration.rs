@@ -19,6 +19,7 @@ use portico_expose::exposure::{Exposure, reachability_of_second};
 use portico_expose::migration::quiet::Watch;
 use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Use, step};
 use portico_expose::strategy::FRONT;
+use portico_kube::apply::merging;
 use portico_kube::events::{Note, Severity};
 use portico_kube::seen::Seen;
 use portico_source::served::Served;
@@ -32,7 +33,6 @@ use super::write::PassError;
 use crate::cache::api;
 use crate::condition::write_condition;
 use crate::controllers::exposed::{Written, reference};
-use crate::write::as_portico;
 
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -222,7 +222,7 @@ impl Context {
         }
         let patch = json!({"metadata": metadata});
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
-        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let (params, patch) = (merging(), Patch::Merge(&patch));
         let written = clusters.patch(&cluster.metadata.name, &params, &patch);
         let what = format!("label and annotation {MIGRATION} of the Cluster");
         let written = self.request(&what, written).await?;
@@ -238,7 +238,7 @@ impl Context {
         }
         let patch = json!({"spec": {"migration": null}});
         let exposed = api::<Written>(&self.client, "");
-        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let (params, patch) = (merging(), Patch::Merge(&patch));
         let what = format!("spec.migration of ExposedCluster {name}");
         let written = self.request(&what, exposed.patch(name, &params, &patch)).await?;
         self.exposed.written(written);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, ResourceExt};
 use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
 use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
@@ -20,7 +20,7 @@ use portico_expose::resolve::DecidedBy;
 use portico_expose::services::EXPOSED;
 use portico_expose::strategy::{self, FRONT};
 use portico_expose::validate::usable;
-use portico_kube::FIELD_MANAGER;
+use portico_kube::apply::{applying, merging};
 use portico_kube::seen::Seen;
 use portico_source::served::Served;
 use serde_json::{Value, json};
@@ -31,7 +31,6 @@ use super::objects::node_ports_of;
 use super::write::PassError;
 use crate::condition::{condition, one_text};
 use crate::controllers::exposed::projection;
-use crate::write::as_portico;
 
 /// How it stands with a cluster after a pass.
 pub(super) enum Outcome {
@@ -218,7 +217,7 @@ impl Context {
         // The version keeps a choice that the user makes in this moment.
         let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
-        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let (params, patch) = (merging(), Patch::Merge(&patch));
         let written = clusters.patch(&cluster.metadata.name, &params, &patch);
         let written = self.request("spec.exposeStrategy of the Cluster", written).await?;
         self.wrote_cluster(&written);
@@ -305,7 +304,7 @@ impl Context {
         let Some(address) = address else {
             // The one that was read may be older than the one that was written last.
             let patch = json!({"status": {"conditions": {CONDITION: condition}}});
-            let (params, patch) = (as_portico(), Patch::Merge(&patch));
+            let (params, patch) = (merging(), Patch::Merge(&patch));
             let written = clusters.patch_status(name, &params, &patch);
             let written = self.request("status of the Cluster", written).await?;
             return self.wrote_status(&written);
@@ -313,8 +312,7 @@ impl Context {
         let status = json!({"namespaceName": own, "address": address, "conditions": {CONDITION: condition}});
         let object = json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
             "metadata": {"name": name}, "status": status});
-        let params = PatchParams::apply(FIELD_MANAGER).force();
-        let patch = Patch::Apply(&object);
+        let (params, patch) = (applying(), Patch::Apply(&object));
         let written = clusters.patch_status(name, &params, &patch);
         let written = self.request("status of the Cluster", written).await?;
         self.wrote_status(&written)

@@ -13,6 +13,7 @@ use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_expose::exposure::{Reachability, SLICE_MANAGED_BY, Wanted};
+use portico_kube::apply::merging;
 use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
 use portico_kube::seen::Seen;
@@ -28,7 +29,7 @@ use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;
 use crate::write::{
     self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
-    as_portico, has_condition, only_this, status,
+    has_condition, only_this, status,
 };
 
 /// Failed passes before a cluster gets another NodePort than the one that its users know: some seconds.
@@ -150,8 +151,8 @@ impl Context {
             let wanted = json!({"spec": {"selector": null}});
             let services = api::<Service>(&self.client, own);
             let what = format!("{SELECTOR} {own}/{name}");
-            let (as_portico, patch) = (as_portico(), Patch::Merge(&wanted));
-            let written = self.request(&what, services.patch(name, &as_portico, &patch)).await?;
+            let (params, patch) = (merging(), Patch::Merge(&wanted));
+            let written = self.request(&what, services.patch(name, &params, &patch)).await?;
             let back = self.backoff(cluster, (SELECTOR, name), |backoff| {
                 backoff.applied(&wanted, Some(&*current), true, Instant::now())
             });

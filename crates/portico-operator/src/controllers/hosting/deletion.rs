@@ -13,6 +13,7 @@ use kube::api::{Api, DeleteParams, Patch};
 use kube::{Resource as _, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectKey, ObjectMeta};
+use portico_kube::apply::merging;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 use tracing::debug;
@@ -23,7 +24,7 @@ use crate::clock::ahead;
 use crate::condition::State;
 use crate::controllers::exposure::belongs_to;
 use crate::slot::WriteError;
-use crate::write::{as_portico, only_this, request};
+use crate::write::{only_this, request};
 
 /// The finalizer.
 const FINALIZER: &str = "portico.k8c.io/control-plane";
@@ -173,7 +174,7 @@ impl Context {
         let patch = json!({"metadata": {"resourceVersion": served.resource_version(),
             "finalizers": finalizers}});
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
-        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let (params, patch) = (merging(), Patch::Merge(&patch));
         let what = format!("finalizers of Cluster {name}");
         let written = request(&what, clusters.patch(&name, &params, &patch)).await?;
         self.written.wrote(&written);

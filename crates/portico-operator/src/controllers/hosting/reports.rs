@@ -4,6 +4,7 @@
 use kube::Api;
 use kube::api::Patch;
 use portico_api::cluster::{CONTROL_PLANE_READY, Cluster, ETCD_INITIALIZED, INITIALIZED, UP_TO_DATE};
+use portico_kube::apply::merging;
 use portico_kube::events::{Note, Severity};
 use portico_source::served::Served;
 use serde_json::{Map, Value, json};
@@ -14,7 +15,7 @@ use super::health::{self, Health};
 use crate::condition::{State, condition};
 use crate::controllers::exposed::reference;
 use crate::slot::WriteError;
-use crate::write::{as_portico, has_condition, request};
+use crate::write::{has_condition, request};
 
 /// What is the way of every control plane that begins or ends: neither a warning in the log nor on the
 /// Cluster.
@@ -68,7 +69,7 @@ impl Context {
         self.lead()?;
         let patch = json!({"metadata": {"uid": cluster.metadata.uid}, "status": status});
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
-        let (params, patch) = (as_portico(), Patch::Merge(&patch));
+        let (params, patch) = (merging(), Patch::Merge(&patch));
         let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
         let written = request("status of the Cluster", written).await?;
         has_condition(&written, CONTROL_PLANE_READY)?;

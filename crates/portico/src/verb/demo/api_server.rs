@@ -15,10 +15,10 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::AUTHORIZATION;
 use hyper::{Method, Request, StatusCode};
+use portico_pki::Pair;
 use serde_json::{Value, json};
 
 use super::nodes::{self, Nodes};
-use super::pki::Identity;
 use super::stand_in::{Answer, StandIn, text, whole, with_type};
 
 /// The pace of a watch.
@@ -39,7 +39,7 @@ struct Site {
 /// `nodes`, it has a pod.
 pub(super) async fn start(
     cluster: &str,
-    identity: &Identity,
+    identity: &Pair,
     token: &str,
     nodes: Option<Nodes>,
 ) -> anyhow::Result<StandIn> {

@@ -15,6 +15,7 @@ use anyhow::{Context, ensure};
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Bytes, Frame};
+use portico_pki::Pair;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -24,7 +25,6 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::pki::Identity;
 use super::stand_in::{Answer, StandIn, with_type};
 
 /// The pod, for the API server's clients.
@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MAX_HEAD: usize = 4096;
 
 /// Starts the kubelet.
-pub(super) async fn kubelet(identity: &Identity) -> anyhow::Result<StandIn> {
+pub(super) async fn kubelet(identity: &Pair) -> anyhow::Result<StandIn> {
     StandIn::start(identity, is_own, |request| async move {
         let follows = request.uri().query().unwrap_or_default().split('&').any(|pair| pair == "follow=true");
         let lines = stream::unfold(1_u64, move |line| async move {

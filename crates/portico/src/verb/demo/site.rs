@@ -14,11 +14,12 @@ use anyhow::Context;
 use portico_api::names::ClusterName;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::services::{APISERVER, KONNECTIVITY};
+use portico_pki::Pair;
 use tempfile::TempDir;
 
 use super::api_server;
 use super::nodes::{self, Nodes};
-use super::pki::{Authority, Identity};
+use super::pki::Authority;
 use super::ports::Ports;
 use super::stand_in::StandIn;
 
@@ -104,7 +105,7 @@ impl Site {
         let authority = Authority::new()?;
         let kubelet = nodes::kubelet(&authority.server(&["node-1".into()], &[loopback()])?).await?;
         let mut site = Self { folder, kubelet, _servers: Vec::new() };
-        site.write("ca.crt", &authority.certificate())?;
+        site.write("ca.crt", &authority.certificate)?;
         site.write_identity("tunnel", &authority.server(&["localhost".into()], &[loopback()])?)?;
         site.write_identity("konnectivity", &authority.server(&[], &[loopback()])?)?;
         site.write("manifests/installation.yaml", &installation(ports))?;
@@ -112,7 +113,7 @@ impl Site {
             let names = [cluster.host(), cluster.internal_host()];
             let identity = authority.server(&names, &[loopback()])?;
             let has_node = cluster.name == WITH_NODE.name;
-            let way = || Nodes::new(&site.path(SOCKET), site.kubelet.address, &authority.certificate());
+            let way = || Nodes::new(&site.path(SOCKET), site.kubelet.address, &authority.certificate);
             let nodes = has_node.then(way).transpose()?;
             let server = api_server::start(cluster.name, &identity, &cluster.token(), nodes).await?;
             let mut manifest = manifest(cluster, server.address.port());
@@ -273,7 +274,7 @@ impl Site {
         self.folder.close().with_context(|| format!("cannot remove {}; remove it by hand", folder.display()))
     }
 
-    fn write_identity(&self, name: &str, identity: &Identity) -> anyhow::Result<()> {
+    fn write_identity(&self, name: &str, identity: &Pair) -> anyhow::Result<()> {
         self.write(&format!("{name}.crt"), &identity.certificate)?;
         self.write(&format!("{name}.key"), &identity.key)
     }

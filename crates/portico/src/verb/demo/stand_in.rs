@@ -14,6 +14,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use portico_pki::Pair;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -21,8 +22,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-
-use super::pki::Identity;
 
 /// Connections served at once; more wait. It is a demo: a few terminals, each with a few commands.
 const MOST_CONNECTIONS: usize = 256;
@@ -42,7 +41,7 @@ pub(super) struct StandIn {
 impl StandIn {
     /// Serves under `identity` what `answer` says, to clients that `admits` takes.
     pub(super) async fn start<F, A>(
-        identity: &Identity,
+        identity: &Pair,
         admits: fn(SocketAddr) -> bool,
         answer: F,
     ) -> anyhow::Result<Self>
@@ -114,7 +113,7 @@ where
     }
 }
 
-fn tls(identity: &Identity) -> anyhow::Result<ServerConfig> {
+fn tls(identity: &Pair) -> anyhow::Result<ServerConfig> {
     let chain =
         CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
     let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes());

@@ -137,7 +137,7 @@ fn log_bounds(flags: &Flags, config: &Config) {
         memory_limit = config.memory_limit,
         set_by = %MemoryLimit::find(flags.budgets.memory_limit).set_by,
         max_handshakes = config.max_handshakes,
-        max_unproven = config.max_unauthenticated,
+        max_unauthenticated = config.max_unauthenticated,
         tunnel_held_bytes = config.tunnel.memory.limit(),
         max_reviews = config.max_reviews,
         reviews_waiting_bytes = config.review_memory,

@@ -48,7 +48,7 @@ pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon
         Admin::serve_at(ADMIN, plan.admin, Arc::new(AdminPages::new(server.status(), metrics))).await?;
     let keep = async {
         match &lease {
-            Some(lease) => lease.keep().await,
+            Some(lease) => lease.run().await,
             None => pending().await,
         }
     };

@@ -186,8 +186,14 @@ fn write_own(status: &Status, out: &mut Families<'_>) -> fmt::Result {
         ("konnectivity_server_max_held_bytes", "--max-held-bytes.", limit as u64),
         ("konnectivity_server_draining", "1 from the first SIGTERM on.", u64::from(status.is_draining())),
         (
+            "konnectivity_server_unauthenticated_connections",
+            "Connections to the agent port that have not shown an identity.",
+            u64::from(status.unauthenticated()),
+        ),
+        // Its former name. Goes with the release after the first one.
+        (
             "konnectivity_server_unproven_connections",
-            "Connections to the agent port that have not shown who they are.",
+            "The same as konnectivity_server_unauthenticated_connections.",
             u64::from(status.unauthenticated()),
         ),
         (
