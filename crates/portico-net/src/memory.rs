@@ -86,8 +86,8 @@ impl MemoryBudget {
         self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Evicts reservations until the rest is within the limit: those that go first, then those whose bytes have
-    /// waited longest.
+    /// Evicts reservations until the rest is within the limit: those that go first, then those whose bytes
+    /// have waited longest.
     fn enforce(&self) {
         if self.held() <= self.limit() {
             return;
