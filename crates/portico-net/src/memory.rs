@@ -1,15 +1,15 @@
 //! Bounds the bytes that wait for receivers: one budget for the process, others for parts of it.
 //!
-//! A [`MemoryBudget`] counts bytes and has a limit. A [`Reservation`] is one queue, of a stream or a connection,
-//! and counts in all budgets it is given: those of its connection, its cluster and the process. Over the
-//! limit of any of them, the reservation whose bytes have waited longest is evicted: its bytes no longer count,
-//! and its task is woken to end the stream or connection.
+//! A [`MemoryBudget`] counts bytes and has a limit. A [`Reservation`] is one queue, of a stream or a
+//! connection, and counts in all budgets it is given: those of its connection, its cluster and the process.
+//! Over the limit of any of them, the reservation whose bytes have waited longest is evicted: its bytes no
+//! longer count, and its task is woken to end the stream or connection.
 //!
-//! Reservations of peers that have earned nothing [go first](Reservation::set_first), however short they wait:
+//! Those of peers that have earned nothing [go first](Reservation::set_first), however short they wait:
 //! strangers come and go, and would outlive every honest receiver that is slow.
 //!
 //! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
-//! the process. Whose a connection is may turn out while it holds bytes: then its reservations
+//! the process. Whose a connection is may turn out while bytes of it wait: then its reservations
 //! [join](Reservation::join) that budget.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
