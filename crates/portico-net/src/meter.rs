@@ -10,6 +10,10 @@ pub trait Meter: Send + 'static {
     /// Bytes went from the client to the upstream (`up`) or back (`down`), since the last call.
     fn carried(&mut self, up: usize, down: usize);
 
+    /// The peer has reset its HTTP/2 stream because the connection behind it broke (`CONNECT_ERROR`, RFC 9113
+    /// section 8.5). Comes before the end. By default it makes no difference.
+    fn broke_behind_peer(&mut self) {}
+
     /// The connection is over.
     fn ended(self, end: End);
 

@@ -42,7 +42,7 @@ pub trait Socket: AsFd + Send + Sync {
     fn try_read_buf<B: BufMut>(&self, buffer: &mut B) -> io::Result<usize>;
 
     /// Says that the last read emptied the socket, as a short one does. Spares the read that would only learn
-    /// it.
+    /// it. On the thread that reads, before it waits: bytes that come meanwhile would be forgotten elsewhere.
     fn emptied(&self) {
         let empty = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
         let _ = self.try_io(Interest::READABLE, empty);

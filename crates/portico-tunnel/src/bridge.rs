@@ -175,6 +175,9 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         if !matches!(outcome, Outcome::Closed { .. }) {
             linger::abort(&*self.socket);
         }
+        if outcome == (Outcome::Reset { by: Party::Peer }) && self.peer_reset() == Some(reset::BROKEN) {
+            self.meter.broke_behind_peer();
+        }
         let end = match outcome {
             Outcome::Closed { first } => End::Closed { first: self.side(first) },
             Outcome::Reset { by } => End::Reset { by: self.side(by) },
@@ -465,8 +468,15 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
 
     /// Whether the peer has said all and takes nothing more: its stream was reset without an error.
     fn peer_has_closed(&mut self) -> bool {
-        let reset = self.to_peer.poll_reset(&mut Context::from_waker(Waker::noop()));
-        self.inbound != FromPeer::Open && matches!(reset, Poll::Ready(Ok(Reason::NO_ERROR)))
+        self.inbound != FromPeer::Open && self.peer_reset() == Some(Reason::NO_ERROR)
+    }
+
+    /// How its stream was reset, if it was.
+    fn peer_reset(&mut self) -> Option<Reason> {
+        match self.to_peer.poll_reset(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(reset) => reset.ok(),
+            Poll::Pending => None,
+        }
     }
 
     /// The peer is gone: what it sent goes to the socket. Returns whether it has closed in order; if not, the

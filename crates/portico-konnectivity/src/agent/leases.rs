@@ -23,8 +23,9 @@ use super::settings::{CountSource, Leases};
 use super::shared::{DIAL_BUCKETS, Shared};
 use crate::lease::expires;
 
-/// Between two looks at which Leases have expired: nothing reports that.
-const LOOK: Duration = Duration::from_secs(10);
+/// Between two looks at which Leases have expired: nothing reports that. Longer than between two renewals, of
+/// which one at least comes meanwhile if any server and the API server are there.
+const LOOK: Duration = Duration::from_secs(20);
 
 /// The number of servers, followed by a task of its own while this is held.
 pub(super) struct Count {
@@ -76,31 +77,50 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
     let mut listing = HashMap::new();
     let mut is_listed = false;
     let mut look = Instant::now() + LOOK;
+    // Whether the API server has said anything since the last look. Otherwise renewals may be missing, and not
+    // servers.
+    let mut is_heard = false;
     loop {
         tokio::select! {
-            () = sleep_until(look) => look = Instant::now() + LOOK,
-            Some(sign) = signs.next() => match sign {
-                Ok(Sign::Event(Event::Init)) => listing.clear(),
-                Ok(Sign::Event(Event::InitApply(lease))) => {
-                    listing.insert(lease.name_any(), expires(&lease));
-                }
-                Ok(Sign::Event(Event::InitDone)) => {
-                    known = std::mem::take(&mut listing);
-                    is_listed = true;
-                }
-                Ok(Sign::Event(Event::Apply(lease))) => drop(known.insert(lease.name_any(), expires(&lease))),
-                Ok(Sign::Event(Event::Delete(lease))) => drop(known.remove(&lease.name_any())),
-                Ok(Sign::Alive) => continue,
-                Err(error) => {
-                    shared.counters.lease_failures.fetch_add(1, Relaxed);
-                    tracing::warn!(
-                        %error,
-                        namespace = leases.namespace,
-                        selector = leases.selector,
-                        "cannot follow the Leases of servers; their last count stays. The agent needs list \
-                         and watch on leases of coordination.k8s.io there"
-                    );
+            () = sleep_until(look) => {
+                look = Instant::now() + LOOK;
+                if !std::mem::take(&mut is_heard) {
                     continue;
+                }
+            }
+            Some(sign) = signs.next() => {
+                is_heard = sign.is_ok();
+                match sign {
+                    // It is about to be asked, and has said nothing.
+                    Ok(Sign::Event(Event::Init)) => {
+                        is_heard = false;
+                        listing.clear();
+                        continue;
+                    }
+                    Ok(Sign::Event(Event::InitApply(lease))) => {
+                        listing.insert(lease.name_any(), expires(&lease));
+                        continue;
+                    }
+                    Ok(Sign::Event(Event::InitDone)) => {
+                        known = std::mem::take(&mut listing);
+                        is_listed = true;
+                    }
+                    Ok(Sign::Event(Event::Apply(lease))) => {
+                        known.insert(lease.name_any(), expires(&lease));
+                    }
+                    Ok(Sign::Event(Event::Delete(lease))) => drop(known.remove(&lease.name_any())),
+                    Ok(Sign::Alive) => continue,
+                    Err(error) => {
+                        shared.counters.lease_failures.fetch_add(1, Relaxed);
+                        tracing::warn!(
+                            %error,
+                            namespace = leases.namespace,
+                            selector = leases.selector,
+                            "cannot follow the Leases of servers; their last count stays. The agent needs list \
+                             and watch on leases of coordination.k8s.io there"
+                        );
+                        continue;
+                    }
                 }
             }
         }

@@ -82,6 +82,12 @@ impl Agent {
         self.sessions.all()
     }
 
+    /// How many of them will stay: those that have sent GOAWAY take no dials.
+    #[must_use]
+    pub fn staying_servers(&self) -> usize {
+        self.sessions.staying()
+    }
+
     /// How many servers there are, as far as is known.
     #[must_use]
     pub fn known_servers(&self) -> u32 {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::SendRequest;
-use h2::{RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::uri::{Authority, Parts, PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use portico_net::Side;
@@ -42,7 +42,7 @@ pub(super) enum OpenError {
 impl OpenError {
     /// Whether the server has taken the stream and does not want it any more: its frontend has left.
     pub(super) fn is_abandoned(&self) -> bool {
-        matches!(self, Self::Http(error) if error.is_reset() && error.is_remote())
+        matches!(self, Self::Http(error) if error.is_remote() && error.reason() == Some(Reason::CANCEL))
     }
 }
 

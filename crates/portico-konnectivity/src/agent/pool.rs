@@ -94,13 +94,16 @@ impl Pace {
 
 /// The address for an attempt: one with the fewest connections, another one each time. One where the last
 /// attempt failed takes turns with the one that has most: it may never lead anywhere, and one of the others
-/// to all servers.
+/// to all servers. Unless the attempt `may_draw`, only those are tried.
 pub(super) fn choose(
     addresses: &[SocketAddr],
     connected: &HashMap<SocketAddr, usize>,
     failed: &HashSet<SocketAddr>,
     attempt: usize,
+    may_draw: bool,
 ) -> Option<SocketAddr> {
+    let addresses: Vec<_> =
+        addresses.iter().filter(|address| may_draw || failed.contains(address)).copied().collect();
     let sessions = |address: &SocketAddr| connected.get(address).copied().unwrap_or(0);
     let most = addresses.iter().map(sessions).max()?;
     let load = |address: &SocketAddr| if failed.contains(address) { most } else { sessions(address) };
@@ -167,24 +170,27 @@ mod tests {
         let all = [one, two, three];
         let chosen = |connected: &[SocketAddr]| -> Vec<SocketAddr> {
             let connected = connected.iter().map(|address| (*address, 1)).collect();
-            (0..3).map(|attempt| choose(&all, &connected, &HashSet::new(), attempt).unwrap()).collect()
+            (0..3).map(|attempt| choose(&all, &connected, &HashSet::new(), attempt, true).unwrap()).collect()
         };
         assert_eq!(chosen(&[]), [one, two, three]);
         assert_eq!(chosen(&[one]), [two, three, two]);
         assert_eq!(chosen(&[one, two, three]), [one, two, three]);
-        assert_eq!(choose(&[], &HashMap::new(), &HashSet::new(), 0), None);
+        assert_eq!(choose(&[], &HashMap::new(), &HashSet::new(), 0, true), None);
     }
 
     #[test]
     fn an_address_that_fails_takes_turns_with_the_one_that_leads_to_all_servers() {
         let [balancer, dead, new] = [1, 2, 3].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let connected = HashMap::from([(balancer, 2)]);
+        let failed = HashSet::from([dead]);
         let chosen = |addresses: &[SocketAddr]| -> Vec<SocketAddr> {
-            let failed = HashSet::from([dead]);
-            (0..4).map(|attempt| choose(addresses, &connected, &failed, attempt).unwrap()).collect()
+            (0..4).map(|attempt| choose(addresses, &connected, &failed, attempt, true).unwrap()).collect()
         };
         assert_eq!(chosen(&[balancer, dead]), [balancer, dead, balancer, dead]);
         assert_eq!(chosen(&[balancer, dead, new]), [new; 4], "without a connection, nor a failure");
         assert_eq!(chosen(&[dead]), [dead; 4]);
+        let without_a_draw = |addresses: &[SocketAddr]| choose(addresses, &connected, &failed, 0, false);
+        assert_eq!(without_a_draw(&[balancer, dead, new]), Some(dead));
+        assert_eq!(without_a_draw(&[balancer, new]), None);
     }
 }

@@ -65,6 +65,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         tasks: JoinSet::new(),
         responses: 1,
         attempts: 0,
+        next_draw: None,
         under_way: FuturesUnordered::new(),
         trying: Trying::default(),
         ended_early: Arc::default(),
@@ -82,6 +83,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         let pause = match ended.take() {
             // The next one need not wait: the count fills up quickly at first.
             Some(Attempt::Joined) if lacks => Duration::ZERO,
+            Some(Attempt::Duplicate) => supervisor.rest_from_draws(wanted),
             Some(attempt) => supervisor.pace.after(attempt, wanted, random()),
             None => {
                 draining.mark_unchanged();
@@ -95,9 +97,9 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
             Some(attempt) = supervisor.under_way.next() => ended = Some(supervisor.conclude(attempt)),
             () = sleep(pause) => {}
             // Another one may be there.
-            () = lost(&mut supervisor.tasks) => {}
+            () = lost(&mut supervisor.tasks) => supervisor.next_draw = None,
             Ok(()) = draining.changed() => {}
-            () = leases.changed() => {}
+            () = leases.changed() => supervisor.next_draw = None,
         }
     }
 }
@@ -136,6 +138,7 @@ async fn attempt(
     sessions: Arc<Sessions>,
     trying: Trying,
     first: usize,
+    may_draw: bool,
 ) -> Option<Answered> {
     let servers = &shared.settings.servers;
     for number in first..first.saturating_add(servers.len()) {
@@ -158,7 +161,9 @@ async fn attempt(
         let untried = trying.untried(target, &addresses);
         let failed = trying.failed(target, &addresses);
         let turn = number / servers.len();
-        let Some(address) = choose(&untried, &sessions.by_address(), &failed, turn) else { continue };
+        let Some(address) = choose(&untried, &sessions.by_address(), &failed, turn, may_draw) else {
+            continue;
+        };
         let _claim = trying.claim(target, Some(address));
         let joined = join(&shared, target, address).await;
         trying.note(target, address, joined.is_ok());
@@ -251,6 +256,8 @@ struct Supervisor {
     /// Servers by the word of the last one that was new.
     responses: u32,
     attempts: usize,
+    /// When an address may be tried again that leads to a server which is connected already.
+    next_draw: Option<Instant>,
     under_way: FuturesUnordered<BoxFuture<'static, Option<Answered>>>,
     trying: Trying,
     /// Whether a session has ended within an interval, since the last one began.
@@ -287,8 +294,23 @@ impl Supervisor {
     fn begin(&mut self) {
         self.reload();
         let (shared, sessions) = (Arc::clone(&self.shared), Arc::clone(&self.sessions));
-        self.under_way.push(Box::pin(attempt(shared, sessions, self.trying.clone(), self.attempts)));
+        let may_draw = self.next_draw.is_none_or(|at| at <= Instant::now());
+        self.under_way.push(Box::pin(attempt(
+            shared,
+            sessions,
+            self.trying.clone(),
+            self.attempts,
+            may_draw,
+        )));
         self.attempts = self.attempts.wrapping_add(1);
+    }
+
+    /// The wait after an attempt that led to a server which is connected already. Addresses that lead nowhere
+    /// do not wait for the next draw: each costs a handshake there, and none costs the servers anything.
+    fn rest_from_draws(&mut self, wanted: u32) -> Duration {
+        let pause = self.pace.after(Attempt::Duplicate, wanted, random());
+        self.next_draw = Some(Instant::now() + pause);
+        if self.trying.steps().failed.is_empty() { pause } else { Duration::ZERO }
     }
 
     fn conclude(&mut self, answered: Option<Answered>) -> Attempt {

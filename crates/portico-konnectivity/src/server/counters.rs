@@ -37,10 +37,11 @@ pub const REFUSALS: [&str; 10] =
     ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers", "full"];
 
 /// Why a connection ended.
-pub const ENDS: [&str; 7] = [
+pub const ENDS: [&str; 8] = [
     "frontend_closed",
     "endpoint_closed",
     "frontend_lost",
+    "endpoint_reset",
     "agent_lost",
     "not_read",
     "buffer_full",

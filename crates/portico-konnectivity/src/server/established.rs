@@ -19,6 +19,8 @@ pub(crate) struct Established {
     slot: usize,
     /// Why it ended, if nobody says better.
     end: &'static str,
+    /// The agent says that it was the endpoint.
+    is_endpoint_reset: bool,
 }
 
 impl Established {
@@ -27,7 +29,7 @@ impl Established {
         let record = Arc::new(Record { address: address.into(), backend, since: Instant::now(), up, down });
         let slot = shared.connections.insert(Arc::clone(&record));
         shared.counters.established.fetch_add(1, Relaxed);
-        Self { shared: Arc::clone(shared), record, slot, end: "frontend_lost" }
+        Self { shared: Arc::clone(shared), record, slot, end: "frontend_lost", is_endpoint_reset: false }
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -64,11 +66,16 @@ impl Meter for Established {
         self.moved(up, down);
     }
 
+    fn broke_behind_peer(&mut self) {
+        self.is_endpoint_reset = true;
+    }
+
     fn ended(mut self, end: End) {
         self.ends(match end {
             End::Closed { first: Side::Downstream } => "frontend_closed",
             End::Closed { first: Side::Upstream } => "endpoint_closed",
             End::Reset { by: Side::Downstream } => "frontend_lost",
+            End::Reset { by: Side::Upstream } if self.is_endpoint_reset => "endpoint_reset",
             End::Reset { by: Side::Upstream } | End::Idle | End::Cut => "agent_lost",
             End::Memory => "memory",
         });

@@ -214,8 +214,10 @@ fn builder(limits: Limits) -> Builder {
         .max_concurrent_streams(limits.streams)
         // A frontend that restarts cancels all it asked for at once.
         .max_pending_accept_reset_streams(1_024)
-        // Frontends that leave reset the streams of their connections.
-        .max_concurrent_reset_streams(1_024)
+        // Frontends that leave reset the streams of their connections. An API server that restarts leaves
+        // thousands, and a slow line may have seconds of each under way.
+        .max_concurrent_reset_streams(8_192)
+        .reset_stream_duration(Duration::from_secs(10))
         .max_local_error_reset_streams(Some(LATE_FRAMES))
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)

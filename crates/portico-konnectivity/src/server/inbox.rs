@@ -46,8 +46,21 @@ const BLOCK: usize = 64 * 1024;
 pub(crate) enum Ended {
     /// The endpoint closed; all it sent is here.
     Closed,
+    /// The endpoint reset it.
+    EndpointReset,
     /// The agent is gone.
     AgentLost,
+}
+
+impl Ended {
+    /// The word for metrics.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Closed => "endpoint_closed",
+            Self::EndpointReset => "endpoint_reset",
+            Self::AgentLost => "agent_lost",
+        }
+    }
 }
 
 /// The queue of one connection.

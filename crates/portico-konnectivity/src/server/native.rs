@@ -2,13 +2,14 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::Response;
 use portico_tunnel::connection::{Activity, RoomTurn, Waiting};
+use portico_tunnel::reset;
 
 use super::inbox::Ended;
 
@@ -46,6 +47,11 @@ pub(crate) struct NativeReader {
 pub(crate) struct NativeWriter {
     stream: SendStream<Bytes>,
     activity: Arc<Activity>,
+}
+
+/// Why a stream is over that was reset so, or lost with its connection.
+fn lost(reset: Option<Reason>) -> Ended {
+    if reset == Some(reset::BROKEN) { Ended::EndpointReset } else { Ended::AgentLost }
 }
 
 impl NativeStream {
@@ -111,7 +117,7 @@ impl NativeReader {
         loop {
             let ended = match ready!(self.stream.poll_data(cx)) {
                 None => Ended::Closed,
-                Some(Err(_)) => Ended::AgentLost,
+                Some(Err(error)) => lost(error.reason()),
                 Some(Ok(bytes)) if bytes.is_empty() => continue,
                 Some(Ok(bytes)) => return Poll::Ready(Ok(bytes)),
             };
@@ -133,7 +139,7 @@ impl NativeWriter {
             let sent = self.stream.send_data(self.activity.counted(part), false);
             self.activity.queue();
             turn.pass_on(&self.activity);
-            sent.map_err(|_| Ended::AgentLost)?;
+            sent.map_err(|_| self.why())?;
         }
         Ok(())
     }
@@ -149,7 +155,7 @@ impl NativeWriter {
                         cx.waker().wake_by_ref();
                         Poll::Pending
                     }
-                    _ => Poll::Ready(Err(Ended::AgentLost)),
+                    _ => Poll::Ready(Err(self.why())),
                 };
             }
             window => window,
@@ -157,7 +163,7 @@ impl NativeWriter {
         match turn.poll(&self.activity, cx) {
             Poll::Ready(room) => Poll::Ready(Ok(window.min(room))),
             // Room says nothing of a stream that is reset, or lost with its connection.
-            Poll::Pending => self.stream.poll_reset(cx).map(|_| Err(Ended::AgentLost)),
+            Poll::Pending => self.stream.poll_reset(cx).map(|reset| Err(lost(reset.ok()))),
         }
     }
 
@@ -165,7 +171,15 @@ impl NativeWriter {
     pub(crate) fn end(&mut self) -> Result<(), Ended> {
         let ended = self.stream.send_data(Bytes::new(), true);
         self.activity.queue();
-        ended.map_err(|_| Ended::AgentLost)
+        ended.map_err(|_| self.why())
+    }
+
+    /// Why nothing can be sent any more.
+    fn why(&mut self) -> Ended {
+        match self.stream.poll_reset(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(reset) => lost(reset.ok()),
+            Poll::Pending => Ended::AgentLost,
+        }
     }
 
     /// Aborts the connection.

@@ -153,8 +153,10 @@ pub(crate) async fn relay(
     let notified = tell(sink, end).await;
     match &mut writer {
         // Ended in order. As it is dropped, h2 tells an agent that has not ended its direction that nobody
-        // takes more: `NO_ERROR`, behind all that was sent.
-        AgentWriter::Native(_) if notified && end == "frontend_closed" => {}
+        // takes more: `NO_ERROR`, behind all that was sent. A frontend that half-closes has said all, whichever
+        // side was first; by gRPC it may still be sending.
+        AgentWriter::Native(_)
+            if notified && (end == "frontend_closed" || half_closes && end == "endpoint_closed") => {}
         AgentWriter::Native(stream) => stream.reset(),
         AgentWriter::Packets(_) => {}
     }
@@ -194,7 +196,7 @@ async fn up(
                 let written = while_ahead(|cx| source.poll_ahead(cx), writer.write(bytes));
                 match counted(&established.counters().full_frontends, written).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(_)) => return Up::Failed("agent_lost"),
+                    Ok(Err(why)) => return Up::Failed(why.reason()),
                     Err(reason) => return Up::Failed(reason),
                 }
                 established.moved(len, 0);
@@ -203,7 +205,7 @@ async fn up(
         next = source.read().await;
     }
     match writer.end().await {
-        Err(_) => Up::Failed("agent_lost"),
+        Err(why) => Up::Failed(why.reason()),
         Ok(()) if source.closes_both() => Up::Closed,
         Ok(()) => Up::HalfClosed,
     }
@@ -266,8 +268,7 @@ async fn down(
                 }
                 return "frontend_lost";
             }
-            Err(Ended::Closed) => return "endpoint_closed",
-            Err(Ended::AgentLost) => return "agent_lost",
+            Err(why) => return why.reason(),
         };
         let (len, begun) = (bytes.len(), Instant::now());
         delivery.waits.store(true, Relaxed);

@@ -1,7 +1,10 @@
 //! With an upstream server: all connections share the Connect stream.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use portico_konnectivity::agent::Policy;
+use portico_lab::clock::Clock;
 use portico_net::MemoryBudget;
 use portico_wire::konnectivity::{ConnectId, DialId, Packet};
 use socket2::{Domain, Socket, Type};
@@ -82,6 +85,40 @@ async fn bytes_that_came_before_close_req_reach_the_endpoint() {
         drop(socket);
         while !matches!(connect.packet().await, Packet::CloseResponse { .. }) {}
     }
+}
+
+/// More than kernels take for an endpoint that does not read, and less than may wait.
+const MUCH: usize = 900_000;
+
+#[tokio::test]
+async fn they_reach_one_that_has_to_get_rid_of_its_own_before_and_takes_its_time() {
+    let (_agent, _server, mut connect) = connected(Says::upstream("s")).await;
+    let endpoint = Endpoint::start().await;
+    let connection = connect.connected(endpoint.address(), 1).await;
+    let mut socket = endpoint.accept().await;
+    let payload = vec![7; MUCH];
+    connect.data(connection, &payload);
+    connect.send(&Packet::CloseRequest(connection));
+    let clock = Clock::new();
+    clock.pass(Duration::from_secs(5)).await;
+    clock.by(write(&mut socket, &vec![1; 8 << 20])).await;
+    assert!(clock.by(read_to_end(&mut socket)).await.unwrap() == payload);
+}
+
+#[tokio::test]
+async fn an_endpoint_that_does_not_take_them_is_reset_and_not_told_that_it_has_all() {
+    let (agent, _server, mut connect) = connected(Says::upstream("s")).await;
+    let endpoint = Endpoint::start().await;
+    let connection = connect.connected(endpoint.address(), 1).await;
+    let mut socket = endpoint.accept().await;
+    connect.data(connection, &vec![7; MUCH]);
+    connect.send(&Packet::CloseRequest(connection));
+    let clock = Clock::new();
+    let told = clock.by(connect.packet()).await;
+    let Packet::CloseResponse { error, .. } = &told else { panic!("{told:?}") };
+    assert!(error.contains("has not taken all"), "{error}");
+    clock.until("it is over", || agent.connections().is_empty()).await;
+    assert!(clock.by(read_to_end(&mut socket)).await.is_err());
 }
 
 #[tokio::test]

@@ -142,6 +142,28 @@ async fn a_dial_that_fails_and_one_that_is_cancelled_go_over_the_connect_stream(
 }
 
 #[tokio::test]
+async fn an_endpoint_that_resets_is_not_taken_for_an_agent_that_is_lost() {
+    for mode in [Mode::HttpConnect, Mode::Grpc] {
+        let rig = Rig::start(mode).await;
+        let mut agent = rig.native_agent("a").await;
+        match mode {
+            Mode::HttpConnect => {
+                let (mut frontend, _, mut stream) = connected(&rig, &mut agent).await;
+                stream.to_server.send_reset(h2::Reason::CONNECT_ERROR);
+                assert_eq!(rest(&mut frontend).await, "");
+            }
+            Mode::Grpc => {
+                let (mut frontend, connection, mut stream) = connected_by_grpc(&rig, &mut agent).await;
+                stream.to_server.send_reset(h2::Reason::CONNECT_ERROR);
+                let told = frontend.packet().await;
+                assert!(matches!(told, Packet::CloseResponse { connection: of, .. } if of == connection));
+            }
+        }
+        is_ended(&rig, "endpoint_reset").await;
+    }
+}
+
+#[tokio::test]
 async fn the_frontend_is_told_when_the_agent_is_lost() {
     let rig = Rig::start(Mode::HttpConnect).await;
     let mut agent = rig.native_agent("a").await;
@@ -206,6 +228,32 @@ async fn so_does_one_whose_endpoint_has_said_all() {
     is_ended(&rig, "frontend_lost").await;
 }
 
+#[tokio::test]
+async fn what_a_frontend_under_tls_says_after_its_endpoint_is_delivered_with_its_end() {
+    let (rig, mut agent, mut frontend) = under_tls().await;
+    let dial = agent.asked("node:9").await;
+    let mut stream = agent.opens(dial).await.unwrap();
+    stream.to_server.send_data(Bytes::new(), true).unwrap();
+    let mut answer = Vec::new();
+    patiently(frontend.read_to_end(&mut answer)).await.unwrap();
+    frontend.write_all(b"the rest").await.unwrap();
+    frontend.shutdown().await.unwrap();
+    assert_eq!(stream.bytes(8).await, b"the rest");
+    assert!(stream.ends().await);
+    is_ended(&rig, "endpoint_closed").await;
+}
+
+/// A frontend under TLS that asks for `node:9`. Dropped, it is reset.
+async fn under_tls() -> (Rig, Agent, TlsStream<TcpStream>) {
+    let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
+    let rig = Rig::at(Mode::HttpConnect, over_tls).await;
+    let agent = rig.native_agent("a").await;
+    let mut frontend = rig.tls_to(rig.server.frontend_address().unwrap()).await.unwrap();
+    socket2::SockRef::from(frontend.get_ref().0).set_linger(Some(Duration::ZERO)).unwrap();
+    frontend.write_all(b"CONNECT node:9 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    (rig, agent, frontend)
+}
+
 /// One that sends until nobody takes more.
 struct Stuck {
     reads: ReadHalf<TlsStream<TcpStream>>,
@@ -221,12 +269,7 @@ impl Stuck {
 
 /// A frontend under TLS whose endpoint takes nothing.
 async fn stuck_under_tls() -> (Rig, Agent, Native, Stuck) {
-    let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
-    let rig = Rig::at(Mode::HttpConnect, over_tls).await;
-    let mut agent = rig.native_agent("a").await;
-    let mut frontend = rig.tls_to(rig.server.frontend_address().unwrap()).await.unwrap();
-    socket2::SockRef::from(frontend.get_ref().0).set_linger(Some(Duration::ZERO)).unwrap();
-    frontend.write_all(b"CONNECT node:9 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let (rig, mut agent, frontend) = under_tls().await;
     let dial = agent.asked("node:9").await;
     let stream = agent.opens(dial).await.unwrap();
     let (mut reads, writes) = tokio::io::split(frontend);

@@ -22,12 +22,13 @@ use portico_konnectivity::agent::{CountSource, Destination, Leases, Policy, Sett
 use portico_net::MemoryBudget;
 use portico_wire::konnectivity::Identifiers;
 
-use super::flag_values::{OptionalFile, buffer, listen, switch};
+use super::flag_values::{OptionalFile, buffer, listen, switch, time};
 use super::klog::KlogFlags;
 use super::needless::NeedlessFlags;
 use super::uuid::uuid;
 use crate::args::{duration, positive_duration, size};
 use crate::daemon::{self, Daemon, Hangup};
+use crate::memory_limit::MemoryLimit;
 use crate::outcome::Outcome;
 use crate::verb::agent::flags::ProxyFlags;
 
@@ -60,6 +61,12 @@ pub(crate) struct Flags {
     klog: KlogFlags,
 }
 
+/// The default of `--max-held-bytes`: manifests of upstream's agent give it 30Mi.
+fn most_held() -> usize {
+    const MOST: usize = 64 << 20;
+    MOST.min(MemoryLimit::find(None).bytes / 3)
+}
+
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Servers")]
 struct ServerFlags {
@@ -78,7 +85,7 @@ struct ServerFlags {
     alpn_proto: Vec<String>,
     /// Silence after which an upstream server gets an HTTP/2 PING; not below 10s. A server of Portico gets
     /// one every 3 seconds
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     keepalive_time: Duration,
     /// Time between two attempts to connect to a further server, and the first one after a failure
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive_duration)]
@@ -165,8 +172,9 @@ struct LimitFlags {
     #[arg(long, value_name = "SIZE", default_value = "1Mi", value_parser = buffer)]
     connection_buffer: usize,
     /// Bytes that all connections hold for peers that do not read; over it the longest stopped is reset
-    #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = size)]
-    max_held_bytes: usize,
+    /// [default: 64Mi, or a third of the memory limit of the process if that is less]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    max_held_bytes: Option<usize>,
     /// Connections to endpoints at once; over it dials are refused
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = at_least_one())]
     max_connections: u32,
@@ -199,7 +207,7 @@ struct HealthFlags {
 #[derive(Debug, Args)]
 struct IgnoredFlags {
     /// Without effect: the state of a connection is known without asking for it
-    #[arg(long, hide = true, value_parser = duration)]
+    #[arg(long, hide = true, value_parser = time)]
     probe_interval: Option<Duration>,
     #[command(flatten)]
     both: NeedlessFlags,
@@ -251,7 +259,7 @@ impl Flags {
             keepalive_time: servers.keepalive_time,
             policy: Policy::new(limits.allow_destination.iter().cloned()),
             connection_buffer: limits.connection_buffer,
-            memory: MemoryBudget::new(limits.max_held_bytes),
+            memory: MemoryBudget::new(limits.max_held_bytes.unwrap_or_else(most_held)),
             max_connections: limits.max_connections,
             max_dials: limits.max_dials,
             hello_timeout: HELLO,

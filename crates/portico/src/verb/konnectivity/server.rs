@@ -212,9 +212,11 @@ impl Flags {
         if !enable_lease_controller {
             return Ok(None);
         }
+        let labels =
+            flags::labels(lease_label).map_err(|why| anyhow!("--lease-label={lease_label}: {why}"))?;
         let kubeconfig = self.tokens.kubeconfig.0.as_deref();
         let client = portico_kube::client(kubeconfig).await.context("--enable-lease-controller")?;
-        Ok(Some(ServerLease::new(client, lease_namespace, lease_label.clone(), status)))
+        Ok(Some(ServerLease::new(client, lease_namespace, labels, status)))
     }
 
     /// Says which flags have no effect.

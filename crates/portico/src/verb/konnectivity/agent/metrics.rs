@@ -44,7 +44,7 @@ impl Collector for Upstream {
 fn write_upstream(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
     const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
     let counters = agent.counters();
-    let servers = agent.servers().len() as u64;
+    let servers = agent.staying_servers() as u64;
     out.one_gauge(OPEN_SERVERS, "Current number of open server connections.", None, servers)?;
     let help = "Current number of servers agent is trying to connect to.";
     let known = u64::from(agent.known_servers());

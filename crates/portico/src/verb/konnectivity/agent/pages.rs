@@ -55,7 +55,7 @@ impl Pages for HealthPages {
 fn readiness(agent: &Agent, verbose: bool) -> Answer {
     let problem = if agent.is_draining() {
         Some("the agent drains")
-    } else if agent.servers().is_empty() {
+    } else if agent.staying_servers() == 0 {
         Some("no servers connected")
     } else {
         None

@@ -107,9 +107,8 @@ pub(super) struct AgentFlags {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) server_count: u32,
     /// How an agent is chosen: destHost, defaultRoute, default; the first that has one wins
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "default",
-        value_parser = strategy)]
-    pub(super) proxy_strategies: Vec<Strategy>,
+    #[arg(long, value_name = "LIST", default_value = "default", value_parser = strategies)]
+    pub(super) proxy_strategies: Strategies,
     /// How long an agent may take to answer a dial [default: 30s; upstream: no limit]
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = time, hide_default_value = true)]
     pub(super) backend_dial_timeout: Duration,
@@ -150,8 +149,8 @@ pub(super) struct LeaseFlags {
     #[arg(long, value_name = "NS", default_value = "kube-system")]
     pub(super) lease_namespace: String,
     /// Labels of the Leases, as agents look for them: KEY=VALUE, joined by commas
-    #[arg(long, value_name = "LABELS", default_value = "k8s-app=konnectivity-server", value_parser = labels)]
-    pub(super) lease_label: Labels,
+    #[arg(long, value_name = "LABELS", default_value = "k8s-app=konnectivity-server")]
+    pub(super) lease_label: String,
 }
 
 #[derive(Debug, Args)]
@@ -216,17 +215,31 @@ pub(super) struct IgnoredFlags {
     pub(super) both: NeedlessFlags,
 }
 
+/// In the order in which they are asked.
+pub(super) type Strategies = Vec<Strategy>;
+
+/// Empty items are left out, as upstream does.
+fn strategies(text: &str) -> Result<Strategies, String> {
+    let named: Strategies =
+        text.split(',').filter(|item| !item.is_empty()).map(strategy).collect::<Result<_, _>>()?;
+    if named.is_empty() { Err(STRATEGIES.to_owned()) } else { Ok(named) }
+}
+
+const STRATEGIES: &str = "give destHost, defaultRoute or default";
+
 fn strategy(text: &str) -> Result<Strategy, String> {
     [Strategy::DestHost, Strategy::DefaultRoute, Strategy::Default]
         .into_iter()
         .find(|strategy| strategy.name() == text)
-        .ok_or_else(|| "give destHost, defaultRoute or default".to_owned())
+        .ok_or_else(|| STRATEGIES.to_owned())
 }
 
 /// Labels of an object.
-pub(super) type Labels = BTreeMap<String, String>;
+type Labels = BTreeMap<String, String>;
 
-fn labels(text: &str) -> Result<Labels, String> {
+/// Those of `--lease-label`. Read where they count: upstream takes anything without
+/// `--enable-lease-controller`.
+pub(super) fn labels(text: &str) -> Result<Labels, String> {
     let label = |pair: &str| {
         let (key, value) =
             pair.split_once('=').filter(|(key, value)| !key.is_empty() && !value.contains('='))?;

@@ -2,6 +2,7 @@ use clap::Parser;
 
 use portico_konnectivity::server::Strategy;
 
+use super::flags::labels;
 use super::*;
 
 #[derive(Debug, Parser)]
@@ -37,7 +38,7 @@ fn the_flags_of_existing_manifests_are_taken() {
     assert_eq!((settings.count, settings.dial_timeout), (2, DIAL_TIMEOUT));
     assert!(flags.frontend.server_ca_cert.0.is_none());
     assert!(!flags.leases.enable_lease_controller);
-    assert_eq!(flags.leases.lease_label["k8s-app"], "konnectivity-server");
+    assert_eq!(flags.leases.lease_label, "k8s-app=konnectivity-server");
 }
 
 #[test]
@@ -55,14 +56,24 @@ fn flags_that_contradict_each_other_say_what_to_do() {
 }
 
 #[test]
+fn values_that_upstream_takes_are_taken() {
+    let strategies = flags("--proxy-strategies=destHost,default,").agents.proxy_strategies;
+    assert_eq!(strategies, [Strategy::DestHost, Strategy::Default]);
+    assert!(Cli::try_parse_from(["server", "--proxy-strategies=,"]).is_err());
+    // It does not count without --enable-lease-controller.
+    flags("--lease-label=");
+}
+
+#[test]
 fn labels_of_leases_are_pairs() {
     let flags = flags("--enable-lease-controller --lease-label=a=b,example.com/c=");
-    let labels: Vec<_> = flags.leases.lease_label.iter().map(|(key, value)| (&**key, &**value)).collect();
+    let named = labels(&flags.leases.lease_label).unwrap();
+    let named: Vec<_> = named.iter().map(|(key, value)| (&**key, &**value)).collect();
     assert_eq!(
-        (flags.leases.enable_lease_controller, labels),
+        (flags.leases.enable_lease_controller, named),
         (true, vec![("a", "b"), ("example.com/c", "")])
     );
     for wrong in ["", "a", "=b", "a=b=c", "a=b,"] {
-        assert!(Cli::try_parse_from(["server", &format!("--lease-label={wrong}")]).is_err(), "{wrong}");
+        assert!(labels(wrong).is_err(), "{wrong}");
     }
 }
