@@ -77,8 +77,8 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
     let mut listing = HashMap::new();
     let mut is_listed = false;
     let mut look = Instant::now() + LOOK;
-    // Whether the API server has said anything since the last look. Otherwise renewals may be missing, and not
-    // servers.
+    // Whether the API server has said anything since the last look. Otherwise renewals may be missing, and
+    // not servers.
     let mut is_heard = false;
     loop {
         tokio::select! {
@@ -112,12 +112,12 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
                     Ok(Sign::Alive) => continue,
                     Err(error) => {
                         shared.counters.lease_failures.fetch_add(1, Relaxed);
+                        let remedy = "the agent needs list and watch on leases of coordination.k8s.io there";
                         tracing::warn!(
                             %error,
                             namespace = leases.namespace,
                             selector = leases.selector,
-                            "cannot follow the Leases of servers; their last count stays. The agent needs list \
-                             and watch on leases of coordination.k8s.io there"
+                            "cannot follow the Leases of servers; their last count stays; {remedy}"
                         );
                         continue;
                     }

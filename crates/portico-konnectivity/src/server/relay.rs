@@ -153,8 +153,8 @@ pub(crate) async fn relay(
     let notified = tell(sink, end).await;
     match &mut writer {
         // Ended in order. As it is dropped, h2 tells an agent that has not ended its direction that nobody
-        // takes more: `NO_ERROR`, behind all that was sent. A frontend that half-closes has said all, whichever
-        // side was first; by gRPC it may still be sending.
+        // takes more: `NO_ERROR`, behind all that was sent. A frontend that half-closes has said all,
+        // whichever side was first; by gRPC it may still be sending.
         AgentWriter::Native(_)
             if notified && (end == "frontend_closed" || half_closes && end == "endpoint_closed") => {}
         AgentWriter::Native(stream) => stream.reset(),
