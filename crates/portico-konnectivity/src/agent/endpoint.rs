@@ -233,7 +233,7 @@ impl Carrier {
             Over::ByServer(ServerEnd::Full) => {
                 let limit = self.session.connection_buffer();
                 self.answer(format!(
-                    "the endpoint does not read: while {limit} bytes waited it took too little within {HELD:?}"
+                    "the endpoint does not read: while {limit} bytes waited it took too little in {HELD:?}"
                 ));
                 linger::abort(&self.socket);
                 self.record.ended(EndpointEnd::Buffer);
