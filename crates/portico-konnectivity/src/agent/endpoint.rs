@@ -81,6 +81,17 @@ enum ServerEnd {
     Lost,
 }
 
+/// What became of what still waited for an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Delivered {
+    /// The endpoint has it, or takes nothing more by its own wish.
+    All,
+    /// It has not taken all in time.
+    Late,
+    /// Others needed that memory.
+    Evicted,
+}
+
 /// Why the connection is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Over {
@@ -211,21 +222,27 @@ impl Carrier {
         let over = poll_fn(|cx| self.poll(cx)).await;
         let deadline = Instant::now() + LINGER;
         match over {
-            Over::ByServer(ServerEnd::Close) => {
-                if self.deliver(Instant::now() + CLOSING).await {
+            Over::ByServer(ServerEnd::Close) => match self.deliver(Instant::now() + CLOSING).await {
+                Delivered::All => {
                     // Closed with unread bytes, the socket would reset what is on its way.
                     let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
                     self.answer(String::new());
                     linger::discard(&self.socket, Instant::now() + LINGER).await;
-                } else {
+                    self.record.ended(EndpointEnd::ByServer);
+                }
+                Delivered::Late => {
                     self.answer("the endpoint has not taken all that was sent before the end".to_owned());
                     linger::abort(&self.socket);
+                    self.record.ended(EndpointEnd::ByServer);
                 }
-                self.record.ended(EndpointEnd::ByServer);
-            }
+                Delivered::Evicted => {
+                    self.evict();
+                    self.record.ended(EndpointEnd::Memory);
+                }
+            },
             Over::Endpoint => {
                 self.answer(String::new());
-                if !self.deliver(deadline).await {
+                if self.deliver(deadline).await != Delivered::All {
                     linger::abort(&self.socket);
                 }
                 self.record.ended(EndpointEnd::ByEndpoint);
@@ -239,8 +256,7 @@ impl Carrier {
                 self.record.ended(EndpointEnd::Buffer);
             }
             Over::Memory => {
-                self.answer("the endpoint does not read, and the memory of the agent is used up".to_owned());
-                linger::abort(&self.socket);
+                self.evict();
                 self.record.ended(EndpointEnd::Memory);
             }
             Over::ByServer(ServerEnd::Lost) => {
@@ -250,6 +266,14 @@ impl Carrier {
                 self.record.ended(EndpointEnd::ServerLost);
             }
         }
+        // Nothing more may wait for it, nor hold the Connect stream.
+        self.endpoint.end(ServerEnd::Lost);
+    }
+
+    /// Ends it because others need the memory.
+    fn evict(&self) {
+        self.answer("the endpoint does not read, and the memory of the agent is used up".to_owned());
+        linger::abort(&self.socket);
     }
 
     fn answer(&self, error: String) {
@@ -328,21 +352,25 @@ impl Carrier {
         self.session.outbound().data(&self.endpoint, self.connection, payload);
     }
 
-    /// Writes what still waits, until `deadline` at most. Returns whether the endpoint has taken it, or takes
-    /// nothing more by its own wish.
-    async fn deliver(&mut self, deadline: Instant) -> bool {
+    /// Writes what still waits, until `deadline` at most.
+    async fn deliver(&mut self, deadline: Instant) -> Delivered {
         let mut timer = pin!(sleep_until(deadline));
         poll_fn(|cx| {
+            // First: an endpoint that floods us uses up what the task may do at once.
+            let is_late = timer.as_mut().poll(cx).is_ready();
             self.endpoint.task.register(cx.waker());
             if self.poll_inbox(cx).is_err() {
-                return Poll::Ready(false);
+                return Poll::Ready(Delivered::Evicted);
             }
             if self.endpoint.inbox().waiting.is_empty() {
-                return Poll::Ready(true);
+                return Poll::Ready(Delivered::All);
+            }
+            if is_late {
+                return Poll::Ready(Delivered::Late);
             }
             // It may have to get rid of what it sends before it reads.
             let _ = linger::poll_discard(&self.socket, cx);
-            timer.as_mut().poll(cx).map(|()| false)
+            Poll::Pending
         })
         .await
     }

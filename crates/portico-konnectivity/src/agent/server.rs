@@ -44,8 +44,8 @@ const STREAMS: u32 = 1_000;
 /// which may wait for its endpoint.
 const SHARED_WINDOW: u32 = 256 * 1024;
 
-/// The smallest window of a stream: it also is that of the stream that all connections share with an upstream
-/// server.
+/// The smallest window of a stream. The stream that all connections share has it until the server has shown
+/// that it is one of upstream's.
 const LEAST_WINDOW: usize = 1 << 20;
 
 /// PING to a server of ours, and the wait for its answer: a silent one is found within three times as long.
@@ -178,7 +178,8 @@ async fn hello(shared: &Arc<Shared>, target: &Target, address: SocketAddr) -> Re
     if !has_streams {
         // All connections share the one stream: what is under way there for an endpoint that reads slowly is
         // before all else.
-        driver.connection.set_initial_window_size(window.min(SHARED_WINDOW)).map_err(broken)?;
+        // Refused only while our first SETTINGS are not acknowledged; then it stays as large.
+        let _ = driver.connection.set_initial_window_size(SHARED_WINDOW);
     }
     let server = server.into();
     let (keep_alive, silence) = keep_alive(pings, has_streams, settings.keepalive_time);

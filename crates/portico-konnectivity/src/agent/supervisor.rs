@@ -326,6 +326,7 @@ impl Supervisor {
             return Attempt::Duplicate;
         }
         counters.joined.fetch_add(1, Relaxed);
+        self.next_draw = None;
         self.add(joined);
         // Or servers that end each connection at once would be tried as fast as handshakes go.
         if self.ended_early.swap(false, Relaxed) { Attempt::Unsteady } else { Attempt::Joined }

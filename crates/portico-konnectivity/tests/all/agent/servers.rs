@@ -282,11 +282,11 @@ async fn a_server_that_sends_goaway_is_replaced_and_its_connections_go_on() {
     assert!(matches!(connect.packet().await, Packet::Data { .. }));
 }
 
-/// An API server that lists Leases of `servers` servers, for an hour, and whose watches end at once.
 /// Of a Lease. Longer than the start of an agent.
 const VALID: Duration = Duration::from_secs(5);
 
-/// Valid for [`VALID`] from now on.
+/// An API server that lists Leases of `servers` servers, valid for [`VALID`] from now on, and whose watches
+/// end at once.
 fn leases_of(servers: usize) -> Client {
     let renewed = MicroTime(Timestamp::now());
     let leases: Vec<_> = (0..servers)
