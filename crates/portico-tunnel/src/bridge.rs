@@ -19,7 +19,7 @@ use std::io;
 use std::net::Shutdown;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -175,7 +175,9 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         if !matches!(outcome, Outcome::Closed { .. }) {
             linger::abort(&*self.socket);
         }
-        if outcome == (Outcome::Reset { by: Party::Peer }) && self.peer_reset() == Some(reset::BROKEN) {
+        if outcome == (Outcome::Reset { by: Party::Peer })
+            && reset::of(&mut self.to_peer) == Some(reset::BROKEN)
+        {
             self.meter.broke_behind_peer();
         }
         let end = match outcome {
@@ -468,15 +470,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
 
     /// Whether the peer has said all and takes nothing more: its stream was reset without an error.
     fn peer_has_closed(&mut self) -> bool {
-        self.inbound != FromPeer::Open && self.peer_reset() == Some(Reason::NO_ERROR)
-    }
-
-    /// How its stream was reset, if it was.
-    fn peer_reset(&mut self) -> Option<Reason> {
-        match self.to_peer.poll_reset(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(reset) => reset.ok(),
-            Poll::Pending => None,
-        }
+        self.inbound != FromPeer::Open && reset::of(&mut self.to_peer) == Some(Reason::NO_ERROR)
     }
 
     /// The peer is gone: what it sent goes to the socket. Returns whether it has closed in order; if not, the

@@ -1,6 +1,9 @@
 //! The codes of RST_STREAM by which a client learns how its tunnel ended (RFC 9113, section 7).
 
-use h2::Reason;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use h2::{Reason, SendStream};
 
 /// The connection behind the tunnel was reset or broke.
 pub const BROKEN: Reason = Reason::CONNECT_ERROR;
@@ -8,3 +11,11 @@ pub const BROKEN: Reason = Reason::CONNECT_ERROR;
 pub const CUT: Reason = Reason::CANCEL;
 /// It held bytes that its receiver did not take, and others needed the memory.
 pub const MEMORY: Reason = Reason::ENHANCE_YOUR_CALM;
+
+/// How a stream was reset, if it was. For one that is over: nothing wakes its task afterwards.
+pub fn of(stream: &mut SendStream<Bytes>) -> Option<Reason> {
+    match stream.poll_reset(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(reset) => reset.ok(),
+        Poll::Pending => None,
+    }
+}

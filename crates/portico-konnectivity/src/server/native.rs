@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -176,10 +176,7 @@ impl NativeWriter {
 
     /// Why nothing can be sent any more.
     fn why(&mut self) -> Ended {
-        match self.stream.poll_reset(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(reset) => lost(reset.ok()),
-            Poll::Pending => Ended::AgentLost,
-        }
+        lost(reset::of(&mut self.stream))
     }
 
     /// Aborts the connection.
