@@ -90,12 +90,12 @@ impl Dialer {
         files: ProxyFiles,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ProxyError> {
-        let proxy = match proxy {
-            ProxySetting::Off => None,
-            ProxySetting::Url(proxy) => Some(proxy),
-            ProxySetting::Env => environment::proxy(&environment)?,
+        let (proxy, exceptions) = match proxy {
+            ProxySetting::Off => return Ok(Self::direct()),
+            ProxySetting::Url(proxy) => (Some(proxy), Exceptions::of(&environment)),
+            ProxySetting::Env => (environment::proxy(&environment)?, Exceptions::with_loopback(&environment)),
         };
-        let hop = proxy.map(|proxy| Hop::new(proxy, files, &environment)).transpose()?;
+        let hop = proxy.map(|proxy| Hop::new(proxy, exceptions, files, &environment)).transpose()?;
         Ok(Self { hop, ..Self::direct() })
     }
 
@@ -166,12 +166,12 @@ impl Dialer {
 impl Hop {
     fn new(
         proxy: Proxy,
+        exceptions: Exceptions,
         files: ProxyFiles,
         environment: &impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ProxyError> {
         let credentials = Credentials::choose(files.credentials, proxy.credentials(), environment)?;
         let tls = proxy.is_tls().then(|| ClientTls::for_proxy(files.ca)).transpose()?;
-        let exceptions = Exceptions::of(environment);
         Ok(Self { proxy: Arc::new(proxy), exceptions, credentials, tls })
     }
 

@@ -5,6 +5,9 @@
 //! those of [`Matcher`], which follows curl: names stand for themselves and the names below them, IP
 //! addresses and networks for targets given as an address, entries have no ports. Unlike curl, it takes
 //! `0.0.0.0/0` for every IPv4 address and `*` for every target even if other entries stand beside it.
+//!
+//! A proxy that the environment names leads nowhere on this machine, as with programs in Go: `localhost` and
+//! loopback addresses are reached without it. A URL that was configured is taken at its word.
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
@@ -29,16 +32,24 @@ pub(crate) fn proxy(environment: &impl Fn(&str) -> Option<String>) -> Result<Opt
 #[derive(Debug)]
 pub(crate) struct Exceptions(Matcher);
 
+/// This machine.
+const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.0/8", "::1"];
+
 impl Exceptions {
     /// Reads `NO_PROXY`.
     pub(crate) fn of(environment: &impl Fn(&str) -> Option<String>) -> Self {
-        Self::new(&first(environment, &NO_PROXY).map(|(_, list)| list).unwrap_or_default())
+        Self::new(&no_proxy(environment), &[])
     }
 
-    fn new(list: &str) -> Self {
+    /// The same, and this machine.
+    pub(crate) fn with_loopback(environment: &impl Fn(&str) -> Option<String>) -> Self {
+        Self::new(&no_proxy(environment), &LOOPBACK)
+    }
+
+    fn new(list: &str, more: &[&str]) -> Self {
         // The matcher separates entries by commas, takes final dots literally, and `*` for names only.
         let entries = list.split([',', ' ', '\t']).map(|entry| entry.trim_end_matches('.'));
-        let mut entries: Vec<&str> = entries.collect();
+        let mut entries: Vec<&str> = entries.chain(more.iter().copied()).collect();
         if entries.contains(&"*") {
             entries.extend(["0.0.0.0/0", "::/0"]);
         }
@@ -53,6 +64,10 @@ impl Exceptions {
         let uri = Uri::builder().scheme("https").authority(authority).path_and_query("/").build();
         uri.is_ok_and(|uri| self.0.intercept(&uri).is_none())
     }
+}
+
+fn no_proxy(environment: &impl Fn(&str) -> Option<String>) -> String {
+    first(environment, &NO_PROXY).map(|(_, list)| list).unwrap_or_default()
 }
 
 fn first(
@@ -165,7 +180,7 @@ mod tests {
     fn the_list_means_what_its_rules_say() {
         for (list, host, expected) in RULES.iter().chain(UNLIKE_CURL) {
             let target = Target { host: (*host).into(), port: 443 };
-            assert_eq!(Exceptions::new(list).contains(&target), *expected, "{list:?} for {host}");
+            assert_eq!(Exceptions::new(list, &[]).contains(&target), *expected, "{list:?} for {host}");
         }
     }
 

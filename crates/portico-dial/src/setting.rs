@@ -19,7 +19,7 @@ pub enum ProxySetting {
     /// No proxy, whatever the environment says.
     Off,
     /// The first of `https_proxy`, `HTTPS_PROXY`, `all_proxy`, `ALL_PROXY` that is not empty, as curl does,
-    /// except for what `NO_PROXY` lists.
+    /// except for what `NO_PROXY` lists and for this machine.
     Env,
     /// This one, except for what `NO_PROXY` lists.
     Url(Proxy),

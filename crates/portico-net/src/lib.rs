@@ -4,8 +4,8 @@
 //! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through pipes where a transfer is
 //! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
 //! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection, by its
-//! [`ConnectionId`]. [`memory`] and [`slots`] bound what peers hold, [`rate`] and [`line_limit`] how often
-//! they cause something, and [`turn`] lets the tasks of others go first.
+//! [`ConnectionId`]. [`memory`], [`slots`] and [`permits`] bound what peers hold, [`rate`] and [`line_limit`]
+//! how often they cause something, and [`turn`] lets the tasks of others go first.
 
 pub mod access;
 mod batch;
@@ -18,6 +18,7 @@ pub mod line_limit;
 pub mod linger;
 pub mod memory;
 pub mod meter;
+pub mod permits;
 mod pipe;
 mod random;
 pub mod rate;

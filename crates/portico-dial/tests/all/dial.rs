@@ -288,7 +288,7 @@ async fn a_target_in_no_proxy_is_reached_directly() {
         "NO_PROXY" => Some("example.com,127.0.0.0/8".to_owned()),
         _ => None,
     };
-    let proxy = "env".parse().unwrap();
+    let proxy = "http://192.0.2.1:3128".parse().unwrap();
     let dialer = Dialer::with_environment(proxy, ProxyFiles::default(), environment).unwrap();
     let listed = Target { host: "127.0.0.1".into(), port: address.port() };
     assert!(dialer.via(&listed).is_none());
@@ -303,6 +303,21 @@ async fn a_target_in_no_proxy_is_reached_directly() {
     let mut all = String::new();
     { socket }.read_to_string(&mut all).await.unwrap();
     assert_eq!(all, "direct");
+}
+
+#[test]
+fn a_proxy_of_the_environment_is_not_used_to_reach_this_machine_and_a_configured_one_is() {
+    let environment = |name: &str| (name == "HTTPS_PROXY").then(|| "http://192.0.2.1:3128".to_owned());
+    for target in ["localhost:1", "LOCALHOST:1", "127.0.0.1:1", "127.1.2.3:1", "[::1]:1", "192.0.2.7:1"] {
+        let target: Target = target.parse().unwrap();
+        let is_used = |setting: &str| {
+            let proxy = setting.parse().unwrap();
+            let dialer = Dialer::with_environment(proxy, ProxyFiles::default(), environment).unwrap();
+            dialer.via(&target).is_some()
+        };
+        assert!(is_used("http://192.0.2.1:3128"), "{target}");
+        assert_eq!(is_used("env"), target.host.starts_with("192."), "{target}");
+    }
 }
 
 #[tokio::test]

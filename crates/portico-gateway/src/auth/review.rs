@@ -9,14 +9,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use moka::sync::Cache;
 use portico_api::names::Tenant;
+use portico_net::permits::Permits;
 use portico_tunnel::Token;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::changes::Changes;
@@ -94,7 +94,8 @@ pub(super) struct Reviews {
     /// Tokens that were accepted, for the grace after their last review.
     accepted: Cache<Hash, Arc<TokenState>>,
     unverified: Cache<Hash, Arc<TokenState>>,
-    permits: Permits,
+    /// For reviews under way.
+    permits: Permits<Tenant>,
     waiters: Waiters,
     counters: Counters,
     changes: Arc<Changes>,
@@ -140,7 +141,7 @@ impl Reviews {
             holds,
             accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
-            permits: Permits::new(most),
+            permits: Permits::new(most as usize, MAX_PER_CLUSTER),
             waiters: Waiters::new(waiting),
             counters: Counters::default(),
             changes,
@@ -339,44 +340,5 @@ impl Drop for Waiter<'_> {
                 clusters.remove(self.cluster);
             }
         }
-    }
-}
-
-/// Bounds reviews under way.
-#[derive(Debug)]
-struct Permits {
-    all: Semaphore,
-    /// Of the clusters with reviews under way or waiting.
-    clusters: Mutex<HashMap<Tenant, Weak<Semaphore>>>,
-}
-
-/// Permission to make one review.
-#[derive(Debug)]
-struct Permit<'a> {
-    _cluster: Option<OwnedSemaphorePermit>,
-    _all: Option<SemaphorePermit<'a>>,
-}
-
-impl Permits {
-    fn new(most: u32) -> Self {
-        Self { all: Semaphore::new(most as usize), clusters: Mutex::default() }
-    }
-
-    /// Waits for a permit of the cluster first: what waits for it takes none of the others' permits.
-    async fn acquire(&self, cluster: &Tenant) -> Permit<'_> {
-        // No semaphore is ever closed.
-        let of_cluster = self.of_cluster(cluster).acquire_owned().await.ok();
-        Permit { _cluster: of_cluster, _all: self.all.acquire().await.ok() }
-    }
-
-    fn of_cluster(&self, cluster: &Tenant) -> Arc<Semaphore> {
-        let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = clusters.get(cluster).and_then(Weak::upgrade) {
-            return known;
-        }
-        clusters.retain(|_, semaphore| semaphore.strong_count() > 0);
-        let semaphore = Arc::new(Semaphore::new(MAX_PER_CLUSTER));
-        clusters.insert(cluster.clone(), Arc::downgrade(&semaphore));
-        semaphore
     }
 }

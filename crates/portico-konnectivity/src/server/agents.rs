@@ -10,6 +10,7 @@ use h2::{Reason, RecvStream};
 use http::header::USER_AGENT;
 use http::{HeaderMap, HeaderValue, Request};
 use portico_net::ReadLimit;
+use portico_net::slots::Source;
 use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{CONNECT_PATH, Code, DialId, Identifiers};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -163,8 +164,8 @@ impl Connection {
         let identifiers = only(metadata, "agentidentifiers")?.unwrap_or_default();
         let identifiers = Identifiers::parse(identifiers)
             .map_err(|error| Refusal::Metadata(format!("fail to parse url encoded string: {error}")))?;
-        let check =
-            self.authentication.check(metadata, self.names.clone(), &identifiers, &self.shared.counters);
+        let (source, names) = (Source::of(self.address.ip()), self.names.clone());
+        let check = self.authentication.check(source, metadata, names, &identifiers, &self.shared.counters);
         check.await?;
         let version = metadata.get(USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Ok(Authenticated {

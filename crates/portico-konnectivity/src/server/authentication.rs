@@ -1,13 +1,12 @@
 //! Whether an agent may connect, and by which identity: by its token, which the API server reviews, or by the
 //! certificate that TLS has verified already. And whether it may claim what it claims (`claims`).
 //!
-//! Reviews under way and waiting are bounded, and so is the time of each: agents that come back at once must
-//! not look like an attack to the API server, nor may those that make tokens up hold memory here. A token
-//! that was accepted is not reviewed again for [`HOLDS`]: an agent that looks for further servers comes back
-//! each second.
+//! Reviews under way and waiting are bounded, in all and of one address, and so is the time of each: agents
+//! that come back at once must not look like an attack to the API server, nor may those that make tokens up
+//! hold memory here or keep others from their review. A token that was accepted is not reviewed again for
+//! [`HOLDS`]: an agent that looks for further servers comes back each second.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -15,20 +14,29 @@ use http::header::AUTHORIZATION;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use portico_net::permits::Permits;
+use portico_net::slots::Source;
 use portico_wire::konnectivity::{Code, Identifiers};
 use thiserror::Error;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::claims::{Binding, forbidden};
 use super::counters::{Counted, Counters};
 
-/// Reviews at a time.
-const MAX_REVIEWS: usize = 8;
+/// Reviews at a time of agents that come by one address. It may be that of a gateway, with a whole site
+/// behind it.
+const MAX_REVIEWS_PER_ADDRESS: usize = 8;
 
-/// Agents that wait for their review, with those whose review is under way. More are refused at once: they
-/// come back by themselves.
-const MAX_WAITING: u64 = 256;
+/// Reviews at a time.
+const MAX_REVIEWS: usize = 2 * MAX_REVIEWS_PER_ADDRESS;
+
+/// Agents that wait for their review, with those whose review is under way, that come by one address. More
+/// are refused at once: they come back by themselves.
+const MAX_WAITING_PER_ADDRESS: usize = 256;
+
+/// The same, of all agents.
+const MAX_WAITING: usize = 2 * MAX_WAITING_PER_ADDRESS;
 
 /// How long the API server may take for one review: half of what an agent waits for its answer.
 const REVIEW: Duration = Duration::from_secs(5);
@@ -55,7 +63,10 @@ pub(crate) enum Refusal {
     #[error("{0}")]
     Review(String),
     /// The same, because too many others wait.
-    #[error("{MAX_WAITING} agents wait for the review of their token already")]
+    #[error(
+        "as many agents as may wait for the review of their token already: {MAX_WAITING_PER_ADDRESS} of one \
+         address, {MAX_WAITING} in all"
+    )]
     Crowd,
     /// It claims what its identity is not bound to.
     #[error(
@@ -124,7 +135,10 @@ pub struct Expected {
 struct Reviews {
     api: Api<TokenReview>,
     expected: Expected,
-    permits: Semaphore,
+    /// For those that wait, with those that are under way.
+    waiting: Permits<Source>,
+    /// For those under way.
+    under_way: Permits<Source>,
     seed: RandomState,
     accepted: Mutex<Vec<Accepted>>,
 }
@@ -155,7 +169,8 @@ impl Authentication {
         let reviews = Reviews {
             api: Api::all(client),
             expected,
-            permits: Semaphore::new(MAX_REVIEWS),
+            waiting: Permits::new(MAX_WAITING, MAX_WAITING_PER_ADDRESS),
+            under_way: Permits::new(MAX_REVIEWS, MAX_REVIEWS_PER_ADDRESS),
             seed: RandomState::new(),
             accepted: Mutex::default(),
         };
@@ -172,6 +187,7 @@ impl Authentication {
     /// what it claims. The caller bounds the time.
     pub(crate) async fn check(
         &self,
+        source: Source,
         metadata: &HeaderMap,
         mut identities: Vec<String>,
         claimed: &Identifiers,
@@ -182,7 +198,7 @@ impl Authentication {
             let missing = || Refusal::Token("no authorization metadata in the request".to_owned());
             let token = header.ok_or_else(missing)?.strip_prefix("Bearer ");
             let token = token.ok_or_else(|| Refusal::Token("authorization is no Bearer token".to_owned()))?;
-            identities.extend(reviews.check(token.trim(), counters).await?);
+            identities.extend(reviews.check(source, token.trim(), counters).await?);
         }
         match forbidden(&self.bindings, &identities, claimed) {
             None => Ok(()),
@@ -193,17 +209,14 @@ impl Authentication {
 
 impl Reviews {
     /// Whose token it is.
-    async fn check(&self, token: &str, counters: &Counters) -> Result<Vec<String>, Refusal> {
+    async fn check(&self, source: Source, token: &str, counters: &Counters) -> Result<Vec<String>, Refusal> {
         let hash = self.seed.hash_one(token);
         if let Some(identities) = self.held(hash).await {
             return Ok(identities);
         }
+        let _place = self.waiting.try_acquire(&source).ok_or(Refusal::Crowd)?;
         let _waiting = Counted::new(&counters.reviews_waiting);
-        if counters.reviews_waiting.load(Relaxed) > MAX_WAITING {
-            return Err(Refusal::Crowd);
-        }
-        // The semaphore is never closed.
-        let _permit = self.permits.acquire().await;
+        let _permit = self.under_way.acquire(&source).await;
         let status = self.review(token).await?;
         let identities = self.expected.judge(status).map_err(Refusal::Token)?;
         self.remember(Accepted { hash, since: Instant::now(), identities: identities.clone() }).await;
@@ -325,6 +338,7 @@ mod tests {
         // A review would fail as such.
         let authentication = Authentication::by_token(nowhere(), expected());
         let (claimed, counters) = (Identifiers::default(), Counters::default());
+        let source = Source::V4(0);
         let cases: [(&[&'static str], _); 4] = [
             (&[], "token"),
             (&["Basic dTpw"], "token"),
@@ -336,7 +350,8 @@ mod tests {
             for value in values {
                 metadata.append(AUTHORIZATION, http::HeaderValue::from_static(value));
             }
-            let refused = authentication.check(&metadata, Vec::new(), &claimed, &counters).await.unwrap_err();
+            let refused = authentication.check(source, &metadata, Vec::new(), &claimed, &counters);
+            let refused = refused.await.unwrap_err();
             assert_eq!(refused.reason(), reason, "{values:?}: {refused}");
         }
     }

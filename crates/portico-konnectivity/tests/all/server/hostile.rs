@@ -1,18 +1,20 @@
 //! Peers that lie, flood, do not read or do not finish. Beside each of them a pair that does no harm goes on.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kube::client::Body;
 use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Authentication, Binding, Expected, Mode, Strategy};
 use portico_konnectivity::streams::{OFFER, VERSION};
 use portico_lab::clock::Clock;
-use portico_lab::faulty_api::{FaultyApi, nowhere};
 use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, kind};
 use portico_wire::konnectivity::{CONNECT_PATH, Code, ConnectId, DialId, PROXY_PATH, Packet};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 
@@ -415,30 +417,45 @@ async fn strangers_that_use_up_the_memory_go_before_a_frontend_that_reads_slowly
 }
 
 #[tokio::test]
-async fn agents_with_made_up_tokens_wait_in_bounded_numbers_for_an_api_server_that_says_nothing() {
+async fn agents_with_made_up_tokens_wait_in_bounded_numbers_and_keep_no_other_address_from_its_review() {
     const WAITING: u64 = 256;
     const MORE: u64 = 20;
-    let api = FaultyApi::default();
-    api.rules(|rules| rules.mute = true);
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    let silent = tower::service_fn(move |request: http::Request<Body>| {
+        let seen = Arc::clone(&seen);
+        async move {
+            let body = request.into_body().collect_bytes().await?;
+            seen.lock().unwrap().push(String::from_utf8_lossy(&body).into_owned());
+            std::future::pending::<Result<http::Response<Body>, kube::Error>>().await
+        }
+    });
     let expected = Expected {
         namespace: "kube-system".into(),
         service_account: "konnectivity-agent".into(),
         audience: "system:konnectivity-server".into(),
     };
-    let authentication = Authentication::by_token(api.client(&nowhere()), expected);
+    let authentication = Authentication::by_token(kube::Client::new(silent, "default"), expected);
     let rig = Rig::of(Mode::HttpConnect, authentication, |_| {}).await;
+    let connect = async |from: Ipv4Addr, token: String| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        let call = [("agentid", "a"), ("authorization", &*format!("Bearer {token}"))];
+        let stream = socket.connect(rig.server.agent_address()).await.unwrap();
+        let mut agent = rig.tls_over(stream).await.unwrap();
+        agent.write_all(&opening(CONNECT_PATH, &call)).await.unwrap();
+        agent
+    };
     let mut strangers = Vec::new();
     for number in 0..WAITING + MORE {
-        let bearer = format!("Bearer made-up-{number}");
-        let call = [("agentid", "a"), ("authorization", &*bearer)];
-        let mut stranger = rig.tls_to(rig.server.agent_address()).await.unwrap();
-        stranger.write_all(&opening(CONNECT_PATH, &call)).await.unwrap();
-        strangers.push(stranger);
+        strangers.push(connect(Ipv4Addr::LOCALHOST, format!("made-up-{number}")).await);
     }
     until(|| refused(&rig, "review") >= MORE).await;
     let waiting = || rig.status.counters().reviews_waiting.load(Relaxed);
     assert!(waiting() > 0 && waiting() <= WAITING);
     assert!(rig.status.agents().is_empty());
+    strangers.push(connect(Ipv4Addr::new(127, 0, 0, 2), "honest".to_owned()).await);
+    until(|| asked.lock().unwrap().iter().any(|review| review.contains("\"honest\""))).await;
     let clock = Clock::new();
     let begun = Instant::now();
     drop(strangers);

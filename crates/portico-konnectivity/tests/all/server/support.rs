@@ -150,7 +150,11 @@ impl Rig {
 
     /// A TLS connection with the certificate of an agent of this server.
     pub(crate) async fn tls_to(&self, address: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
-        let stream = TcpStream::connect(address).await?;
+        self.tls_over(TcpStream::connect(address).await?).await
+    }
+
+    /// TLS over a connection, with the certificate of agents.
+    pub(crate) async fn tls_over(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         // As every agent has it.
         stream.set_nodelay(true)?;
         let config = self.ca.client_config(Some(&self.agent), &[b"h2"]).unwrap();
