@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout};
 
+use super::connection_end::ConnectionEnd;
 use super::counters::Segment;
 use super::inbox::{Ended, Inbox};
 use super::native::NativeStream;
@@ -113,7 +114,7 @@ impl Opened {
     /// Lets an upstream agent go on while the frontend of this connection takes nothing: polled from the
     /// start, since all connections of such an agent share its window. Returns why the connection has to
     /// end, when it has to.
-    pub(crate) fn pace(&self) -> impl Future<Output = &'static str> + use<> {
+    pub(crate) fn pace(&self) -> impl Future<Output = ConnectionEnd> + use<> {
         let pace = match self {
             Self::Packets(connection) => Some(connection.pace()),
             Self::Native(_) => None,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use portico_wire::konnectivity::{Code, Packet};
 
+use super::connection_end::ConnectionEnd;
 use super::lease_counters::LeaseCounters;
 use crate::counting::{Histogram, PacketCounts, count};
 use crate::grpc;
@@ -35,18 +36,6 @@ pub const DIAL_RESULTS: [&str; 6] =
 /// Why a connection to the agent port became no agent's: see the manual.
 pub const REFUSALS: [&str; 10] =
     ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers", "full"];
-
-/// Why a connection ended.
-pub const ENDS: [&str; 8] = [
-    "frontend_closed",
-    "endpoint_closed",
-    "frontend_lost",
-    "endpoint_reset",
-    "agent_lost",
-    "not_read",
-    "buffer_full",
-    "memory",
-];
 
 /// Where a packet was seen: the words of upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +73,7 @@ pub struct Counters {
     pub connections: Histogram<12>,
     failures: [AtomicU64; DIAL_FAILURES.len()],
     results: [Histogram<{ DIAL_BUCKETS.len() }>; DIAL_RESULTS.len()],
-    ends: [AtomicU64; ENDS.len()],
+    ends: [AtomicU64; ConnectionEnd::ALL.len()],
     packets: [PacketCounts; 4],
     stream_errors: [[PacketCounts; Code::COUNT]; 4],
     /// Times of writes to frontends.
@@ -146,8 +135,8 @@ impl Counters {
         count(&REFUSALS, &self.refusals, reason);
     }
 
-    pub(crate) fn ended(&self, reason: &'static str, took: Duration) {
-        count(&ENDS, &self.ends, reason);
+    pub(crate) fn ended(&self, end: ConnectionEnd, took: Duration) {
+        self.ends[end as usize].fetch_add(1, Relaxed);
         self.connections.observe(&CONNECTION_BUCKETS, took);
     }
 
@@ -191,7 +180,8 @@ impl Counters {
 
     /// Ended connections by reason.
     pub fn ends(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        ENDS.into_iter().zip(self.ends.iter().map(|count| count.load(Relaxed)))
+        let counts = self.ends.iter().map(|count| count.load(Relaxed));
+        ConnectionEnd::ALL.into_iter().map(|(_, word)| word).zip(counts)
     }
 
     /// Packets by segment and kind.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use portico_net::{End, Meter, Side};
+use portico_net::{End, Meter};
 use tokio::time::Instant;
 
 use super::backend::Backend;
+use super::connection_end::ConnectionEnd;
 use super::connections::Record;
 use super::counters::Counters;
 use super::shared::Shared;
@@ -18,7 +19,7 @@ pub(crate) struct Established {
     record: Arc<Record<Backend>>,
     slot: usize,
     /// Why it ended, if nobody says better.
-    end: &'static str,
+    end: ConnectionEnd,
     /// The agent says that it was the endpoint.
     is_endpoint_reset: bool,
 }
@@ -29,7 +30,13 @@ impl Established {
         let record = Arc::new(Record { address: address.into(), backend, since: Instant::now(), up, down });
         let slot = shared.connections.insert(Arc::clone(&record));
         shared.counters.established.fetch_add(1, Relaxed);
-        Self { shared: Arc::clone(shared), record, slot, end: "frontend_lost", is_endpoint_reset: false }
+        Self {
+            shared: Arc::clone(shared),
+            record,
+            slot,
+            end: ConnectionEnd::FrontendLost,
+            is_endpoint_reset: false,
+        }
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -43,8 +50,8 @@ impl Established {
     }
 
     /// Notes why the connection ends.
-    pub(crate) fn ends(&mut self, reason: &'static str) {
-        self.end = reason;
+    pub(crate) fn ends(&mut self, end: ConnectionEnd) {
+        self.end = end;
     }
 }
 
@@ -56,11 +63,11 @@ impl Drop for Established {
         self.shared.counters.ended(self.end, age);
         let (up, down) = (self.record.up.load(Relaxed), self.record.down.load(Relaxed));
         let (address, agent) = (&self.record.address, &self.record.backend.agent);
-        tracing::debug!(dst.addr = %address, %agent, end = self.end, ?age, up, down, "connection ended");
+        tracing::debug!(dst.addr = %address, %agent, end = self.end.word(), ?age, up, down, "connection ended");
     }
 }
 
-/// What the bridge of a connection with a stream of its own reports. The frontend is downstream.
+/// What the bridge of a connection with a stream of its own reports.
 impl Meter for Established {
     fn carried(&mut self, up: usize, down: usize) {
         self.moved(up, down);
@@ -71,13 +78,6 @@ impl Meter for Established {
     }
 
     fn ended(mut self, end: End) {
-        self.ends(match end {
-            End::Closed { first: Side::Downstream } => "frontend_closed",
-            End::Closed { first: Side::Upstream } => "endpoint_closed",
-            End::Reset { by: Side::Downstream } => "frontend_lost",
-            End::Reset { by: Side::Upstream } if self.is_endpoint_reset => "endpoint_reset",
-            End::Reset { by: Side::Upstream } | End::Idle | End::Cut => "agent_lost",
-            End::Memory => "memory",
-        });
+        self.ends(ConnectionEnd::of_bridge(end, self.is_endpoint_reset));
     }
 }

@@ -23,6 +23,7 @@ use portico_net::memory::Reservation;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
+use super::connection_end::ConnectionEnd;
 use super::counters::Counted;
 
 /// How long window is kept back. An agent of upstream's has 64 KiB under way before it waits for window, so a
@@ -52,13 +53,12 @@ pub(crate) enum Ended {
     AgentLost,
 }
 
-impl Ended {
-    /// The word for metrics.
-    pub(crate) fn reason(self) -> &'static str {
-        match self {
-            Self::Closed => "endpoint_closed",
-            Self::EndpointReset => "endpoint_reset",
-            Self::AgentLost => "agent_lost",
+impl From<Ended> for ConnectionEnd {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Closed => Self::EndpointClosed,
+            Ended::EndpointReset => Self::EndpointReset,
+            Ended::AgentLost => Self::AgentLost,
         }
     }
 }
@@ -178,10 +178,10 @@ impl Inbox {
 
     /// Gives window back while the connection is over its buffer, and counts it in `full`. Returns why it has
     /// to end, when it has to. May be dropped, and begun again.
-    pub(crate) async fn pace(&self, full: &AtomicU64, give_back: impl Fn(usize)) -> &'static str {
+    pub(crate) async fn pace(&self, full: &AtomicU64, give_back: impl Fn(usize)) -> ConnectionEnd {
         let evicted = poll_fn(|cx| match self.reservation.poll_evicted(cx) {
-            Poll::Ready(()) => Poll::Ready("memory"),
-            Poll::Pending => self.excess.poll_evicted(cx).map(|()| "buffer_full"),
+            Poll::Ready(()) => Poll::Ready(ConnectionEnd::Memory),
+            Poll::Pending => self.excess.poll_evicted(cx).map(|()| ConnectionEnd::BufferFull),
         });
         let stopped = async {
             loop {
@@ -194,7 +194,7 @@ impl Inbox {
                     let (given, is_stopped) = self.state().step();
                     give_back(given);
                     if is_stopped {
-                        return "not_read";
+                        return ConnectionEnd::NotRead;
                     }
                 }
             }
@@ -338,7 +338,7 @@ mod tests {
         tokio::select! {
             biased;
             reason = inbox.pace(&FULL, |window| given.set(given.get() + window)) => {
-                assert_eq!(reason, "not_read");
+                assert_eq!(reason, ConnectionEnd::NotRead);
             }
             () = sends => {}
         }
@@ -365,7 +365,7 @@ mod tests {
         };
         inbox.push(payload(LIMIT), 0);
         tokio::select! {
-            reason = inbox.pace(&FULL, |_| {}) => assert_eq!(reason, "buffer_full"),
+            reason = inbox.pace(&FULL, |_| {}) => assert_eq!(reason, ConnectionEnd::BufferFull),
             () = runs => {}
             () = reads => {}
         }
@@ -404,7 +404,7 @@ mod tests {
         };
         tokio::select! {
             biased;
-            reason = inbox.pace(&FULL, |_| {}) => panic!("{reason}"),
+            reason = inbox.pace(&FULL, |_| {}) => panic!("{reason:?}"),
             () = lives => {}
         }
     }

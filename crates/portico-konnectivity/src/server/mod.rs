@@ -11,6 +11,7 @@ mod agents;
 mod authentication;
 mod backend;
 mod claims;
+mod connection_end;
 mod connections;
 pub mod counters;
 mod established;

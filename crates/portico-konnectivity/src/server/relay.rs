@@ -18,6 +18,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::backend::{Opened, PacketConnection, PacketWriter};
+use super::connection_end::ConnectionEnd;
 use super::counters::Counted;
 use super::established::Established;
 use super::inbox::Ended;
@@ -38,7 +39,7 @@ pub(crate) trait Source: Send {
 
     /// Polled while the endpoint does not take what was read: counts what comes meanwhile. Ready with the
     /// reason when the connection has to end.
-    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str>;
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd>;
 
     /// Whether the frontend wants no more answers once it has ended.
     fn closes_both(&self) -> bool;
@@ -76,11 +77,11 @@ impl AgentReader {
     }
 
     /// The same as [`Source::poll_ahead`], of the other direction.
-    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         match self {
             // The agent's task has what comes.
             Self::Packets(_) => Poll::Pending,
-            Self::Native(stream) => stream.poll_ahead(cx).map(|()| "memory"),
+            Self::Native(stream) => stream.poll_ahead(cx).map(|()| ConnectionEnd::Memory),
         }
     }
 }
@@ -126,8 +127,8 @@ pub(crate) async fn relay(
         }
         Opened::Native(stream) => {
             let Ok(stream) = stream.answer() else {
-                established.ends("agent_lost");
-                return tell(sink, "agent_lost").await;
+                established.ends(ConnectionEnd::AgentLost);
+                return tell(sink, ConnectionEnd::AgentLost).await;
             };
             let (reader, writer) = stream.split();
             (AgentReader::Native(reader), AgentWriter::Native(writer))
@@ -156,7 +157,9 @@ pub(crate) async fn relay(
         // takes more: `NO_ERROR`, behind all that was sent. A frontend that half-closes has said all,
         // whichever side was first; by gRPC it may still be sending.
         AgentWriter::Native(_)
-            if notified && (end == "frontend_closed" || half_closes && end == "endpoint_closed") => {}
+            if notified
+                && (end == ConnectionEnd::FrontendClosed
+                    || half_closes && end == ConnectionEnd::EndpointClosed) => {}
         AgentWriter::Native(stream) => stream.reset(),
         AgentWriter::Packets(_) => {}
     }
@@ -164,9 +167,12 @@ pub(crate) async fn relay(
 }
 
 /// Tells a frontend that reads that its connection is over. Returns whether it was notified.
-async fn tell(sink: &mut impl Sink, end: &'static str) -> bool {
+async fn tell(sink: &mut impl Sink, end: ConnectionEnd) -> bool {
     match end {
-        "not_read" | "buffer_full" | "memory" | "frontend_lost" => false,
+        ConnectionEnd::NotRead
+        | ConnectionEnd::BufferFull
+        | ConnectionEnd::Memory
+        | ConnectionEnd::FrontendLost => false,
         _ => matches!(timeout(CLOSING, sink.end()).await, Ok(Ok(()))),
     }
 }
@@ -177,7 +183,7 @@ enum Up {
     HalfClosed,
     /// The frontend wants no answer any more.
     Closed,
-    Failed(&'static str),
+    Failed(ConnectionEnd),
 }
 
 async fn up(
@@ -189,14 +195,14 @@ async fn up(
     let mut next = Ok(Some(early));
     loop {
         match next {
-            Err(FrontendLost) => return Up::Failed("frontend_lost"),
+            Err(FrontendLost) => return Up::Failed(ConnectionEnd::FrontendLost),
             Ok(None) => break,
             Ok(Some(bytes)) => {
                 let len = bytes.len();
                 let written = while_ahead(|cx| source.poll_ahead(cx), writer.write(bytes));
                 match counted(&established.counters().full_frontends, written).await {
                     Ok(Ok(())) => {}
-                    Ok(Err(why)) => return Up::Failed(why.reason()),
+                    Ok(Err(why)) => return Up::Failed(why.into()),
                     Err(reason) => return Up::Failed(reason),
                 }
                 established.moved(len, 0);
@@ -205,7 +211,7 @@ async fn up(
         next = source.read().await;
     }
     match writer.end().await {
-        Err(why) => Up::Failed(why.reason()),
+        Err(why) => Up::Failed(why.into()),
         Ok(()) if source.closes_both() => Up::Closed,
         Ok(()) => Up::HalfClosed,
     }
@@ -213,9 +219,9 @@ async fn up(
 
 /// Does `write`, and polls `ahead` while that waits. An error is the reason that `ahead` has for an end.
 async fn while_ahead<T>(
-    mut ahead: impl FnMut(&mut Context<'_>) -> Poll<&'static str>,
+    mut ahead: impl FnMut(&mut Context<'_>) -> Poll<ConnectionEnd>,
     write: impl Future<Output = T>,
-) -> Result<T, &'static str> {
+) -> Result<T, ConnectionEnd> {
     let mut write = pin!(write);
     poll_fn(|cx| match write.as_mut().poll(cx) {
         Poll::Ready(written) => Poll::Ready(Ok(written)),
@@ -251,12 +257,12 @@ async fn down(
     half_closes: bool,
     established: &Established,
     delivery: &Delivery,
-) -> &'static str {
+) -> ConnectionEnd {
     loop {
         let read = tokio::select! {
             biased;
             read = reader.read() => read,
-            () = sink.lost() => return "frontend_lost",
+            () = sink.lost() => return ConnectionEnd::FrontendLost,
         };
         let bytes = match read {
             Ok(bytes) => bytes,
@@ -266,15 +272,15 @@ async fn down(
                     // Nothing else shows it while the endpoint takes nothing.
                     sink.lost().await;
                 }
-                return "frontend_lost";
+                return ConnectionEnd::FrontendLost;
             }
-            Err(why) => return why.reason(),
+            Err(why) => return why.into(),
         };
         let (len, begun) = (bytes.len(), Instant::now());
         delivery.waits.store(true, Relaxed);
         match while_ahead(|cx| reader.poll_ahead(cx), sink.write(bytes)).await {
             Ok(Ok(())) => {}
-            Ok(Err(FrontendLost)) => return "frontend_lost",
+            Ok(Err(FrontendLost)) => return ConnectionEnd::FrontendLost,
             Err(reason) => return reason,
         }
         delivery.waits.store(false, Relaxed);
@@ -287,10 +293,10 @@ async fn down(
 /// Waits for both directions, or for the one that ends the connection. Returns why it ended.
 async fn directions(
     up: impl Future<Output = Up>,
-    down: impl Future<Output = &'static str>,
+    down: impl Future<Output = ConnectionEnd>,
     is_native: bool,
     delivery: &Delivery,
-) -> &'static str {
+) -> ConnectionEnd {
     let (mut up, mut down) = (pin!(up), pin!(down));
     let up_ended = tokio::select! {
         // What a frontend sent before it was lost comes first, as far as the endpoint takes it.
@@ -299,25 +305,27 @@ async fn directions(
         end = &mut down => return end,
     };
     match up_ended {
-        Up::Closed => "frontend_closed",
+        Up::Closed => ConnectionEnd::FrontendClosed,
         Up::Failed(reason) => reason,
-        Up::HalfClosed if delivery.is_complete.load(Relaxed) => "endpoint_closed",
+        Up::HalfClosed if delivery.is_complete.load(Relaxed) => ConnectionEnd::EndpointClosed,
         // An agent answers CLOSE_REQ soon, behind what the endpoint sent, which a slow frontend may take long
         // to read; over a stream, the endpoint may take its time.
         Up::HalfClosed if !is_native => loop {
             let taken = delivery.taken.load(Relaxed);
             match timeout(CLOSING, &mut down).await {
-                Ok("endpoint_closed") => break "frontend_closed",
+                Ok(ConnectionEnd::EndpointClosed) => break ConnectionEnd::FrontendClosed,
                 Ok(end) => break end,
                 Err(_) if delivery.taken.load(Relaxed) > taken => {}
                 // It would take what it has for all there is.
-                Err(_) if delivery.waits.load(Relaxed) => break "not_read",
-                Err(_) => break "frontend_closed",
+                Err(_) if delivery.waits.load(Relaxed) => break ConnectionEnd::NotRead,
+                Err(_) => break ConnectionEnd::FrontendClosed,
             }
         },
         Up::HalfClosed => {
             poll_fn(|cx| match down.as_mut().poll(cx) {
-                Poll::Pending if delivery.is_complete.load(Relaxed) => Poll::Ready("frontend_closed"),
+                Poll::Pending if delivery.is_complete.load(Relaxed) => {
+                    Poll::Ready(ConnectionEnd::FrontendClosed)
+                }
                 polled => polled,
             })
             .await
@@ -335,7 +343,7 @@ mod tests {
     use super::*;
 
     /// How a connection to an upstream agent ends whose frontend has said all.
-    async fn half_closed(delivery: &Delivery, down: impl Future<Output = &'static str>) -> &'static str {
+    async fn half_closed(delivery: &Delivery, down: impl Future<Output = ConnectionEnd>) -> ConnectionEnd {
         directions(async { Up::HalfClosed }, down, false, delivery).await
     }
 
@@ -349,10 +357,10 @@ mod tests {
                 delivery.waits.store(false, Relaxed);
                 delivery.taken.fetch_add(1, Relaxed);
             }
-            "endpoint_closed"
+            ConnectionEnd::EndpointClosed
         };
         let begun = Instant::now();
-        assert_eq!(half_closed(&delivery, down).await, "frontend_closed");
+        assert_eq!(half_closed(&delivery, down).await, ConnectionEnd::FrontendClosed);
         assert!(begun.elapsed() > 4 * CLOSING);
     }
 
@@ -363,13 +371,13 @@ mod tests {
             delivery.waits.store(true, Relaxed);
             pending().await
         };
-        assert_eq!(half_closed(&delivery, down).await, "not_read");
+        assert_eq!(half_closed(&delivery, down).await, ConnectionEnd::NotRead);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_agent_that_does_not_answer_the_end_is_waited_for_as_long_as_others() {
         let begun = Instant::now();
-        assert_eq!(half_closed(&Delivery::default(), pending()).await, "frontend_closed");
+        assert_eq!(half_closed(&Delivery::default(), pending()).await, ConnectionEnd::FrontendClosed);
         assert!(begun.elapsed() < CLOSING + Duration::from_secs(1));
     }
 }

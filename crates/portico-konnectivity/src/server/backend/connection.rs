@@ -9,6 +9,7 @@ use h2::FlowControl;
 use portico_wire::konnectivity::{ConnectId, Packet};
 
 use super::{Backend, Item};
+use crate::server::connection_end::ConnectionEnd;
 use crate::server::inbox::{Ended, Inbox};
 
 /// A connection of an agent whose bytes come in packets. Dropped, it is closed.
@@ -37,7 +38,7 @@ impl PacketConnection {
 
     /// Lets the agent go on while the frontend is behind. Returns why the connection has to end, when it has
     /// to.
-    pub(crate) fn pace(&self) -> impl Future<Output = &'static str> + use<> {
+    pub(crate) fn pace(&self) -> impl Future<Output = ConnectionEnd> + use<> {
         let (inbox, window) = (Arc::clone(&self.inbox), self.window.clone());
         let shared = Arc::clone(&self.backend.shared);
         async move {

@@ -23,6 +23,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::server::backend::{Backend, Opened};
+use crate::server::connection_end::ConnectionEnd;
 use crate::server::counters::Counted;
 use crate::server::established::Established;
 use crate::server::native::Answered;
@@ -63,11 +64,11 @@ pub(crate) async fn serve_plain(shared: Arc<Shared>, mut stream: UnixStream, slo
     match opened {
         Opened::Native(native) => {
             // Only now: it leaves with the first bytes of a frontend that has spoken.
-            let Ok(mut native) = native.answer() else { return established.ends("agent_lost") };
+            let Ok(mut native) = native.answer() else { return established.ends(ConnectionEnd::AgentLost) };
             while early.has_remaining() {
                 // An agent that gives no window has not taken the connection.
                 let Ok(Ok(sent)) = timeout(CLOSING, send_early(&mut native, &mut early)).await else {
-                    return established.ends("agent_lost");
+                    return established.ends(ConnectionEnd::AgentLost);
                 };
                 established.moved(sent, 0);
             }
@@ -339,7 +340,7 @@ impl<R: Half> Source for Reader<R> {
         Ok((!buffer.is_empty()).then(|| buffer.freeze()))
     }
 
-    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         // What it sends waits in the kernel. What it sent before it left is for the endpoint, as long as that
         // takes some.
         if !R::SHOWS_GONE {
@@ -348,7 +349,7 @@ impl<R: Half> Source for Reader<R> {
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(LEAVING)));
         while stalled.as_mut().poll(cx).is_ready() {
             if self.half.is_gone() {
-                return Poll::Ready("frontend_lost");
+                return Poll::Ready(ConnectionEnd::FrontendLost);
             }
             stalled.as_mut().reset(Instant::now() + LEAVING);
         }
@@ -400,7 +401,7 @@ mod tests {
         assert!(stalls().await.is_err(), "it is there");
         drop(frontend);
         let left = Instant::now();
-        assert_eq!(stalls().await, Ok("frontend_lost"));
+        assert_eq!(stalls().await, Ok(ConnectionEnd::FrontendLost));
         assert!(left.elapsed() <= LEAVING);
     }
 

@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::grpc::{Call, Error, Message, Receiver, Sender, Status};
 use crate::server::backend::Opened;
+use crate::server::connection_end::ConnectionEnd;
 use crate::server::counters::{Counted, Segment};
 use crate::server::established::Established;
 use crate::server::http2::{self, Limits, Peer};
@@ -272,10 +273,10 @@ impl Source for Packets<'_> {
         Ok(None)
     }
 
-    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         self.receiver.poll_ahead(cx).map(|error| {
             self.shared.counters.stream_failed(Segment::FromClient, &error, "Unknown");
-            if matches!(error, Error::Memory) { "memory" } else { "frontend_lost" }
+            if matches!(error, Error::Memory) { ConnectionEnd::Memory } else { ConnectionEnd::FrontendLost }
         })
     }
 
