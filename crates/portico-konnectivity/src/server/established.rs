@@ -63,7 +63,8 @@ impl Drop for Established {
         self.shared.counters.ended(self.end, age);
         let (up, down) = (self.record.up.load(Relaxed), self.record.down.load(Relaxed));
         let (address, agent) = (&self.record.address, &self.record.backend.agent);
-        tracing::debug!(dst.addr = %address, %agent, end = self.end.word(), ?age, up, down, "connection ended");
+        let end = self.end.word();
+        tracing::debug!(dst.addr = %address, %agent, end, ?age, up, down, "connection ended");
     }
 }
 
