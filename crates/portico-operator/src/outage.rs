@@ -1,4 +1,4 @@
-//! The seed's API server was away: told once it is back, because nothing can be written before.
+//! The seed's API server was away: an Event says so once it is back, because nothing can be written before.
 //!
 //! By the watch of Seeds, which hears from the API server every minute at least.
 

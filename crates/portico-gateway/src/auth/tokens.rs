@@ -110,7 +110,7 @@ impl StaticTokens {
     }
 
     /// Reads the file again. Returns true if other tokens are in force. New ones are at once, and one that is
-    /// gone is not any more if it was missing a second ago, too: until then [`is_settled`](Self::is_settled)
+    /// gone is not any more if it was missing a second ago, too: until then [`has_removed_all`](Self::has_removed_all)
     /// is false, and the file is to be read again. On an error the old ones stay.
     pub fn reload(&self) -> Result<bool, TokensError> {
         let text = read(&self.path)?;
@@ -137,7 +137,7 @@ impl StaticTokens {
     }
 
     /// Whether every token that is gone from the file is out of force.
-    pub fn is_settled(&self) -> bool {
+    pub fn has_removed_all(&self) -> bool {
         self.read().missing.is_empty()
     }
 
@@ -264,11 +264,11 @@ mod tests {
         let file = File::new("secret,a\nstays,b\n");
         file.write("stays,b\nnew,a\n");
         assert!(file.tokens.reload().unwrap() && file.opens("new"), "a new one counts at once");
-        assert!(file.opens("secret") && !file.tokens.is_settled());
+        assert!(file.opens("secret") && !file.tokens.has_removed_all());
         advance(REMOVAL_DELAY / 2).await;
         assert!(!file.tokens.reload().unwrap() && file.opens("secret"));
         advance(REMOVAL_DELAY / 2).await;
-        assert!(file.tokens.reload().unwrap() && !file.opens("secret") && file.tokens.is_settled());
+        assert!(file.tokens.reload().unwrap() && !file.opens("secret") && file.tokens.has_removed_all());
         assert!(file.opens("stays"));
         assert!(!file.tokens.reload().unwrap());
     }
@@ -284,7 +284,7 @@ mod tests {
                 assert!(file.opens("secret") && file.opens("other"), "cut at {end}");
                 assert_eq!(file.owner("other").as_deref(), Some("ab"), "cut at {end}");
             }
-            assert!(file.tokens.is_settled());
+            assert!(file.tokens.has_removed_all());
             advance(REMOVAL_DELAY).await;
         }
     }

@@ -101,12 +101,12 @@ async fn a_certificate_names_the_cluster_to_the_handler() {
     let server = Server::start(settings(&pki)).await;
     assert_eq!(status(&server, &client(&pki, &[b"h2"])).await, StatusCode::OK);
     let requests = server.routes.requests.lock().unwrap();
-    assert_eq!(proof(&requests[0]), Ok("a".to_owned()));
+    assert_eq!(identified(&requests[0]), Ok("a".to_owned()));
     assert!(requests[0].tls);
 }
 
 /// What the certificate of a request proves at this moment.
-fn proof(request: &Request) -> Result<String, String> {
+fn identified(request: &Request) -> Result<String, String> {
     let certificate = request.certificate.as_ref().expect("a certificate came");
     certificate.identity().map(|tenant| tenant.to_string()).map_err(|invalid| invalid.to_string())
 }
@@ -161,7 +161,7 @@ async fn what_a_certificate_lacks_is_a_sentence_and_no_alert() {
     ] {
         assert_eq!(status(&server, &client).await, StatusCode::OK, "it is the handler's to decide");
         let requests = std::mem::take(&mut *server.routes.requests.lock().unwrap());
-        assert_eq!(proof(&requests[0]), Err(sentence.to_owned()));
+        assert_eq!(identified(&requests[0]), Err(sentence.to_owned()));
         drop(server.upstream().await);
     }
 }
@@ -206,7 +206,7 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
         assert_eq!(status(&server, &client).await, StatusCode::OK);
     }
     let requests = std::mem::take(&mut *server.routes.requests.lock().unwrap());
-    let standing = || {
+    let verdicts = || {
         let certificates = requests.iter().map(|request| request.certificate.as_ref().unwrap());
         certificates
             .map(|certificate| {
@@ -214,25 +214,25 @@ async fn a_revocation_reaches_a_connection_that_is_open_and_expiry_does_not() {
             })
             .collect::<Vec<_>>()
     };
-    assert_eq!(standing(), [Ok(()), Ok(())], "one of them has expired, which cuts nothing");
+    assert_eq!(verdicts(), [Ok(()), Ok(())], "one of them has expired, which cuts nothing");
     assert!(!tls.reload_trust().unwrap(), "nothing changed yet");
 
     pki.write("crl.pem", "");
     assert!(tls.reload_trust().is_err(), "an empty file pardons nobody: it is an error");
     pki.write("crl.pem", &list(&[SERIAL]));
     assert!(tls.reload_trust().unwrap());
-    let told = "the client certificate with serial 0a:0b:0c of CN=test CA was revoked";
-    let revoked = Err(told.to_owned());
-    assert_eq!(standing(), [revoked.clone(), revoked.clone()]);
-    assert_eq!(proof(&requests[0]), Err(told.to_owned()));
+    let why = "the client certificate with serial 0a:0b:0c of CN=test CA was revoked";
+    let revoked = Err(why.to_owned());
+    assert_eq!(verdicts(), [revoked.clone(), revoked.clone()]);
+    assert_eq!(identified(&requests[0]), Err(why.to_owned()));
 
     pki.write("crl.pem", &list(&[]));
     assert!(tls.reload_trust().unwrap());
-    assert_eq!(standing(), [Ok(()), Ok(())]);
+    assert_eq!(verdicts(), [Ok(()), Ok(())]);
     pki.write("ca.crt", &Authority::new("test CA").unwrap().cert());
     assert!(tls.reload_trust().unwrap());
-    for standing in standing() {
-        assert!(standing.unwrap_err().contains("issued by CN=test CA, which is none of"));
+    for verdict in verdicts() {
+        assert!(verdict.unwrap_err().contains("issued by CN=test CA, which is none of"));
     }
 }
 
@@ -309,7 +309,7 @@ impl Judge {
         let mut client = builder.with_client_auth_cert(chain.unwrap(), key).unwrap();
         client.alpn_protocols = vec![b"h2".to_vec()];
         assert_eq!(status(&server, &TlsConnector::from(Arc::new(client))).await, StatusCode::OK);
-        proof(&server.routes.requests.lock().unwrap()[0])
+        identified(&server.routes.requests.lock().unwrap()[0])
     }
 }
 

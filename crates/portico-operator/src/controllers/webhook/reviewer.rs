@@ -29,7 +29,7 @@ use crate::status::StatusHandle;
 
 /// Pauses before a change is judged again that would be refused. Caches are some milliseconds behind; a
 /// second on a seed that has much else to do.
-const SETTLING: [Duration; 3] =
+const REVIEW_AGAIN_AFTER: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(300), Duration::from_millis(900)];
 
 /// Time limit of an answer, within the three seconds that the API server waits.
@@ -99,7 +99,7 @@ impl Reviewer {
             return Outcome::Unchecked("the operator has not read all objects yet");
         }
         let Some(mut verdict) = self.review(&change).await else { return Outcome::Nothing };
-        for pause in SETTLING {
+        for pause in REVIEW_AGAIN_AFTER {
             if verdict.errors.is_empty() {
                 return Outcome::Judged(verdict);
             }

@@ -67,8 +67,8 @@ pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
             gateway.shared().identities.changed();
         }
         // Lists in force may have others beside them that cannot be used, which only the next look reports.
-        let is_settled = tokens.as_ref().is_none_or(|tokens| tokens.is_settled());
-        folders.due(revoked || !is_settled || !status.tunnel_files().is_empty()).await;
+        let has_removed_all = tokens.as_ref().is_none_or(|tokens| tokens.has_removed_all());
+        folders.due(revoked || !has_removed_all || !status.tunnel_files().is_empty()).await;
     }
 }
 
