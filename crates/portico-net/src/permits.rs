@@ -74,7 +74,7 @@ mod tests {
         assert!(permits.try_acquire(&"busy").is_none() && waits.as_mut().now_or_never().is_none());
         held.push(permits.acquire(&"other").now_or_never().unwrap());
         assert!(permits.try_acquire(&"third").is_none(), "all are taken");
-        held.remove(0);
+        drop(held.remove(0));
         assert!(permits.try_acquire(&"busy").is_none(), "it belongs to the one that waits");
         assert!(waits.now_or_never().is_some());
         assert!(permits.try_acquire(&"third").is_some());
