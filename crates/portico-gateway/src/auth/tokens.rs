@@ -111,7 +111,8 @@ impl StaticTokens {
 
     /// Reads the file again. Returns true if other tokens are in force. New ones are at once, and one that is
     /// gone is not any more if it was missing a second ago, too: until then
-    /// [`has_removed_all`](Self::has_removed_all) is false, and the file is to be read again. On an error the old ones stay.
+    /// [`has_removed_all`](Self::has_removed_all) is false, and the file is to be read again. On an error the
+    /// old ones stay.
     pub fn reload(&self) -> Result<bool, TokensError> {
         let text = read(&self.path)?;
         let content = hash(&[text.as_bytes()]);
