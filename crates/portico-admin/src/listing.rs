@@ -1,11 +1,13 @@
 //! Listings: the same rows as JSON for programs and as a table for people, on the command line and over HTTP.
 
+use std::borrow::Cow;
 use std::io;
 
 use clap::ValueEnum;
 use hyper::body::Incoming;
 use hyper::header::ACCEPT;
 use hyper::{HeaderMap, Request, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
 use serde::Serialize;
 
 use crate::body::{stream, whole};
@@ -29,7 +31,7 @@ impl OutputFormat {
     /// The sentence for the client if `o` names no format.
     pub fn of_request(query: Query<'_>, headers: &HeaderMap) -> Result<Self, String> {
         let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
-        match query.get("o") {
+        match query.get("o").as_deref() {
             None if accept.is_some_and(|accept| accept.starts_with("text/")) => Ok(Self::Table),
             None | Some("json") => Ok(Self::Json),
             Some("table") => Ok(Self::Table),
@@ -80,7 +82,7 @@ pub fn list<const N: usize, R: Row<N>>(request: &Request<Incoming>, query: Query
     typed(format.content_type(), whole(body))
 }
 
-/// The query of a request. Names and values served here need no escapes, so none are undone.
+/// The query of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Query<'a>(&'a str);
 
@@ -99,9 +101,10 @@ impl<'a> Query<'a> {
         self.pairs().any(|(key, _)| key == name)
     }
 
-    /// The value of a name.
-    pub fn get(self, name: &str) -> Option<&'a str> {
-        self.pairs().find(|(key, _)| *key == name).map(|(_, value)| value)
+    /// The value of a name, without its percent-encoding (RFC 3986 section 2.1).
+    pub fn get(self, name: &str) -> Option<Cow<'a, str>> {
+        let value = self.pairs().find(|(key, _)| *key == name).map(|(_, value)| value);
+        value.map(|value| percent_decode_str(value).decode_utf8_lossy())
     }
 }
 
@@ -115,7 +118,8 @@ mod tests {
     fn a_query_is_read_with_and_without_values() {
         let query = Query("verbose&o=table");
         assert!(query.has("verbose"));
-        assert_eq!(query.get("o"), Some("table"));
+        assert_eq!(query.get("o").as_deref(), Some("table"));
+        assert_eq!(Query("cluster=namespace%3amail").get("cluster").as_deref(), Some("namespace:mail"));
         assert_eq!(query.get("cluster"), None);
         assert!(!Query("").has("verbose"));
     }

@@ -1,5 +1,7 @@
 //! Errors of a Kubernetes API in words.
 
+use portico_dial::printable;
+
 /// The status for a client whose credential is missing, expired or unknown (RFC 9110 section 15.5.2).
 const UNAUTHORIZED: u16 = 401;
 
@@ -11,21 +13,15 @@ const FORBIDDEN: u16 = 403;
 /// If the API server itself returned a status, the text is that status, with what to do about it.
 pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
-    let no_api = |why: &str| {
-        format!(
-            "what answered is no Kubernetes API ({why}); see whether the address is right, and what is on \
-             the way"
-        )
-    };
     let said = causes.find_map(|cause| cause.downcast_ref());
     if let Some(kube::Error::SerdeError(error)) = said {
-        return no_api(&error.to_string());
+        return no_api(&printable(&error.to_string()));
     }
     if let Some(kube::Error::Api(status)) = said {
         if status.code == 0 {
             return no_api("a failure without a code");
         }
-        let answer = format!("the API server answered {}: {}", status.code, status.message);
+        let answer = format!("the API server answered {}: {}", status.code, printable(&status.message));
         return match status.code {
             FORBIDDEN => format!("{answer}; grant it, the rules are in deploy/"),
             UNAUTHORIZED => format!("{answer}; the token or certificate is not valid here, or has expired"),
@@ -42,7 +38,15 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
         }
         cause = error.source();
     }
-    text
+    printable(&text)
+}
+
+/// What answered is something else, which shows by `why`.
+#[must_use]
+pub fn no_api(why: &str) -> String {
+    format!(
+        "what answered is no Kubernetes API ({why}); see whether the address is right, and what is on the way"
+    )
 }
 
 #[cfg(test)]

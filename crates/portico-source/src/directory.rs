@@ -7,7 +7,7 @@
 //!
 //! What is promised: a rename, a truncation followed by writes, a swapped link and a new folder with files
 //! each end in exactly the objects that the files hold then. A file that cannot be read never takes down what
-//! worked; while the directory itself is missing, all of it stays in force.
+//! worked; while the directory itself is missing, or is found without any manifest, all of it stays in force.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -283,6 +283,10 @@ impl Worker {
         }
         let folders: HashSet<&Path> = found.folders.iter().map(PathBuf::as_path).collect();
         self.watcher.retain(folder, |path| folders.contains(path));
+        if folder == self.root && found.files.is_empty() && self.index.files_below(folder).next().is_some() {
+            // What an unmounted volume leaves. Files that are removed one by one are seen one by one.
+            return self.report(folder, empty_directory(folder));
+        }
         let present: HashSet<&Path> = found.files.iter().map(|(path, _)| path.as_path()).collect();
         let hidden_by_failure = |path: &Path| found.failed.iter().any(|(failed, _)| path.starts_with(failed));
         // What is being written, or has just vanished, is read when it is due.
@@ -359,7 +363,7 @@ impl Worker {
         let problems = summarised(problems);
         log_new(&self.outbox.problems, &problems);
         if problems.is_empty() && !self.outbox.problems.is_empty() {
-            info!(directory = %self.root.display(), "all manifests can be read again");
+            info!(directory = %self.root.display(), "no manifest has a problem any more");
         }
         self.outbox.problems = problems.into();
     }
@@ -435,6 +439,14 @@ pub(crate) fn repeated(path: &Path) -> ManifestProblem {
 fn missing_directory(path: &Path, error: &io::Error) -> ManifestProblem {
     let remedy = "everything stays in force as it was last read; bring the directory back";
     trouble(path, "missing-directory", format!("the manifest directory cannot be read: {error}"), remedy)
+}
+
+fn empty_directory(path: &Path) -> ManifestProblem {
+    let message =
+        "the manifest directory has no manifest any more, as if its volume were not mounted".to_owned();
+    let remedy = "everything stays in force as it was last read; bring the manifests back, or put a file there \
+                  that holds none, such as an empty List, to withdraw them all";
+    trouble(path, "empty-directory", message, remedy)
 }
 
 fn unwatched(path: &Path, error: Errno) -> ManifestProblem {

@@ -15,7 +15,7 @@ use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
 use portico_api::seed::Seed;
 use portico_api::service::Service;
-use portico_kube::error::describe;
+use portico_kube::error::{describe, no_api};
 use portico_kube::page::{OBJECTS, TooLarge, page};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
@@ -94,7 +94,13 @@ impl Listing<'_> {
                     objects /= 2;
                     continue;
                 }
-                Err(kube::Error::Api(status)) if status.code == NOT_FOUND => return Ok(()),
+                Err(kube::Error::Api(status)) if status.code == NOT_FOUND => {
+                    return match kind {
+                        // These come with Kubernetes itself.
+                        Kind::Service | Kind::EndpointSlice => failed(no_api("it serves no such kind")),
+                        _ => Ok(()),
+                    };
+                }
                 Err(error) => return failed(describe(&error)),
             };
             for served in page.items {

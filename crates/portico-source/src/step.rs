@@ -64,7 +64,9 @@ impl fmt::Display for ManifestProblem {
     /// `dir/a.yaml:12: Cluster a: what is wrong; what to do`: a format that editors can jump to.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.file {
-            write!(f, "{}:", file.display())?;
+            // The name of a file may hold anything but a slash and a NUL, line ends too.
+            let name = file.display().to_string().replace(char::is_control, "\u{b7}");
+            write!(f, "{name}:")?;
             if self.line != 0 {
                 write!(f, "{}:", self.line)?;
             }

@@ -266,6 +266,26 @@ async fn while_the_directory_is_missing_everything_stays() {
 }
 
 #[tokio::test]
+async fn while_the_directory_is_empty_everything_stays_until_a_file_says_that_there_is_nothing() {
+    let mut world = World::open(|folder| fs::write(folder.join("a.yaml"), service("a")).unwrap()).await;
+    fs::rename(world.path(""), world.folder.path().join("volume")).unwrap();
+    world.until_problem("missing-directory").await;
+    fs::create_dir(world.path("")).unwrap();
+    world.until_problem("empty-directory").await;
+    world.until(&["a"]).await;
+    assert!(world.deleted.is_empty());
+    world.put("none.yaml", "apiVersion: v1\nkind: List\nitems: []\n");
+    world.until(&[]).await;
+    assert!(world.last.problems.is_empty());
+    world.put("a.yaml", &service("a"));
+    world.until(&["a"]).await;
+    fs::remove_file(world.path("none.yaml")).unwrap();
+    fs::remove_file(world.path("a.yaml")).unwrap();
+    world.until(&[]).await;
+    assert!(world.last.problems.is_empty(), "a file that is removed is removed, the last one too");
+}
+
+#[tokio::test]
 async fn a_directory_that_is_a_link_may_be_switched() {
     let folder = tempfile::tempdir().unwrap();
     for (release, name) in [("one", "a"), ("two", "b")] {

@@ -140,7 +140,7 @@ async fn serve_tls<H: Handler>(
         }
         Spoken::Http1 => {
             if let Some(opened) = http1::open(&mut stream, inside, &caller, deadline, handler).await? {
-                caller.trust();
+                // It is not read ahead: what waits for the upstream is one buffer a direction.
                 tls_tunnel::carry(stream, socket, opened, settings.stream_idle).await;
             }
             Ok(Finished::Closed)

@@ -58,7 +58,7 @@ impl Pages for AgentPages {
 
 fn readiness(status: &Status, query: Query<'_>) -> Answer {
     let asked = query.get("instance");
-    if let Some(asked) = asked
+    if let Some(asked) = asked.as_deref()
         && status.instance.as_deref() != Some(asked)
     {
         let own = status.instance.as_deref().unwrap_or("without a name");

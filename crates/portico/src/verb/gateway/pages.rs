@@ -1,5 +1,6 @@
 //! What the admin listener of a gateway serves.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
@@ -55,7 +56,7 @@ impl Pages for GatewayPages {
             "/routes" => {
                 let mut routes = self.routes.get(|| self.status.listing());
                 if let Some(cluster) = query.get("cluster") {
-                    routes = Arc::new(routes.only(cluster));
+                    routes = Arc::new(routes.only(&cluster));
                     if routes.is_empty() {
                         let message = format!(
                             "no cluster {cluster:?} is exposed, planned or in conflict; /routes has those \
@@ -69,7 +70,7 @@ impl Pages for GatewayPages {
             "/connections" => {
                 let gateway = self.status.gateway();
                 let connections = self.connections.get(|| connections::list(gateway.map(Arc::as_ref)));
-                let cluster = query.get("cluster").map(str::to_owned);
+                let cluster = query.get("cluster").map(Cow::into_owned);
                 listing::answer(query, request.headers(), move |format, out| {
                     connections::write(&connections, cluster.as_deref(), format, out)
                 })
@@ -77,7 +78,7 @@ impl Pages for GatewayPages {
             "/doors" => {
                 let gateway = self.status.gateway();
                 let doors = self.doors.get(|| doors::list(gateway.map(Arc::as_ref)));
-                let cluster = query.get("cluster").map(str::to_owned);
+                let cluster = query.get("cluster").map(Cow::into_owned);
                 listing::answer(query, request.headers(), move |format, out| {
                     doors::write(&doors, cluster.as_deref(), format, out)
                 })

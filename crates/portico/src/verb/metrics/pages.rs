@@ -94,7 +94,7 @@ impl MetricsPages {
         let Some(host) = host.and_then(|host| host.parse::<Authority>().ok()) else {
             return text(StatusCode::BAD_REQUEST, "the header Host names no host\n".into());
         };
-        let targets = self.known.targets(Query::of(request.uri()).get("cluster"));
+        let targets = self.known.targets(Query::of(request.uri()).get("cluster").as_deref());
         let write = move |out: &mut dyn std::io::Write| {
             let groups: Vec<_> = targets.iter().map(|target| Group::of(target, host.as_str())).collect();
             Ok(serde_json::to_writer(out, &groups)?)
