@@ -98,7 +98,7 @@ async fn stopped(shared: &Shared) {
 /// Resets the pod's connection. Closed in order it would look like an API server that has nothing to say.
 fn refuse(session: Session, socket: TcpStream, refusal: Refusal, why: &dyn Display) {
     linger::abort(&socket);
-    if let Some(suppressed) = session.shared().may_log(Some(refusal)) {
+    if let Some(left_out) = session.shared().may_log(Some(refusal)) {
         let record = session.record();
         let forward = record.forward();
         tracing::warn!(
@@ -107,7 +107,7 @@ fn refuse(session: Session, socket: TcpStream, refusal: Refusal, why: &dyn Displ
             client = %record.client,
             reason = refusal.reason(),
             error = %why,
-            suppressed,
+            left_out,
             "a connection was not carried"
         );
     }

@@ -102,10 +102,10 @@ async fn accept_loop(
                 if !is_out_of_descriptors(&error) {
                     continue;
                 }
-                if let Some(suppressed) = shared.may_log(None) {
+                if let Some(left_out) = shared.may_log(None) {
                     let forward = forward.listen;
                     tracing::error!(
-                        %forward, %error, suppressed,
+                        %forward, %error, left_out,
                         "cannot accept: open connections go on, new ones wait in the kernel; raise the limit \
                          (ulimit -n)"
                     );

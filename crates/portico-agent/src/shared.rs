@@ -56,7 +56,7 @@ pub struct Shared {
 #[derive(Debug, Clone, Copy, Default)]
 struct LogLimit {
     last: Option<Instant>,
-    suppressed: u64,
+    left_out: u64,
 }
 
 /// Counters since the start.
@@ -220,11 +220,11 @@ impl Shared {
         let limit = &mut limits[refusal.map_or(Refusal::WORDS.len(), Refusal::index)];
         let now = Instant::now();
         if limit.last.is_some_and(|last| now.duration_since(last) < LOG_INTERVAL) {
-            limit.suppressed += 1;
+            limit.left_out += 1;
             return None;
         }
         limit.last = Some(now);
-        Some(std::mem::take(&mut limit.suppressed))
+        Some(std::mem::take(&mut limit.left_out))
     }
 
     fn open(&self) -> MutexGuard<'_, Slab<Arc<Record>>> {

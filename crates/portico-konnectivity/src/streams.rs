@@ -16,6 +16,9 @@ pub const VERSION: &str = "1";
 /// Begins the answer of an agent that has no room for a dial: another agent may have.
 pub const NO_ROOM: &str = "the agent has no room: ";
 
+/// Longest name of an agent or server. It is held, and logged, with each. Names are those of nodes, or UUIDs.
+pub(crate) const LONGEST_NAME: usize = 512;
+
 /// The path of the stream of a connection.
 pub const STREAM_PATH: &str = "/portico.Konnectivity/Stream";
 

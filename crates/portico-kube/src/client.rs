@@ -54,7 +54,10 @@ pub enum ClientError {
     #[error("cannot use the kubeconfig: {0}")]
     Text(#[source] Box<kube::config::KubeconfigError>),
     /// Not in a pod, or in one without a service account.
-    #[error("this is no pod with a service account ({0}); name a kubeconfig file or a manifest directory")]
+    #[error(
+        "this is no pod with a service account ({0}); name a kubeconfig file by --kubeconfig, or where a \
+         verb reads manifests, their directory by --manifests"
+    )]
     NotInCluster(#[from] kube::config::InClusterError),
     /// Certificates or keys cannot be used.
     #[error("cannot set up the connection to the API server: {0}")]

@@ -8,8 +8,7 @@
 //! - *A reset is noticed at once*, also on a side that is not read because the other side is blocked, and on
 //!   one that has closed its direction: whichever socket no direction waits for is watched for errors.
 //!
-//! Memory: at most 16 KiB a direction while the receiver is blocked, and a pipe while a transfer is large. And
-//! in the kernel what waits in the sockets: [`UNSENT`] bounds it where the caller sets it.
+//! Memory: at most 16 KiB a direction while the receiver is blocked, and a pipe while a transfer is large.
 
 mod direction;
 
@@ -27,10 +26,6 @@ use crate::linger::{self, LINGER};
 use crate::meter::{End, Meter, Side};
 use crate::stream::Stream;
 use crate::turn::wake_last;
-
-/// Bytes that the kernel takes for a receiver beyond those it could send (`TCP_NOTSENT_LOWAT`, tcp(7)). By
-/// itself it takes megabytes for one that does not read. As much as one batch of a large transfer.
-pub const UNSENT: u32 = 512 * 1024;
 
 /// Copies both ways until both directions have ended or something ends them. `first` goes to the upstream
 /// before all else. The caller closes the sockets afterwards, which resets them if that is how the connection

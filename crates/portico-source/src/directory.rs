@@ -442,11 +442,10 @@ fn missing_directory(path: &Path, error: &io::Error) -> ManifestProblem {
 }
 
 fn empty_directory(path: &Path) -> ManifestProblem {
-    let message =
-        "the manifest directory has no manifest any more, as if its volume were not mounted".to_owned();
-    let remedy = "everything stays in force as it was last read; bring the manifests back, or put a file there \
-                  that holds none, such as an empty List, to withdraw them all";
-    trouble(path, "empty-directory", message, remedy)
+    let message = "the manifest directory has no manifest any more, as if its volume were not mounted";
+    let remedy = "everything stays in force as it was last read; bring the manifests back, or to withdraw \
+                  them all, put a file there that holds none, such as an empty List";
+    trouble(path, "empty-directory", message.to_owned(), remedy)
 }
 
 fn unwatched(path: &Path, error: Errno) -> ManifestProblem {

@@ -45,6 +45,9 @@ const HEADER_BYTE: u32 = STREAM_WINDOW / HEADER_LIST;
 /// Bytes that it counts for at least: a turn has 64 requests, each with its answer.
 const SMALLEST_BLOCK: u32 = 256;
 
+/// What any other frame counts for there beside its bytes: what it costs. A turn has 480 of a byte.
+const SMALLEST_FRAME: u32 = 512;
+
 /// What a peer may send.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
@@ -322,6 +325,10 @@ impl Inbound {
                 self.frame = 0;
             }
             self.pass(0);
+        } else {
+            let counts =
+                if header.kind == kind::SETTINGS { SETTINGS * SMALLEST_FRAME } else { SMALLEST_FRAME };
+            self.read += counts as usize;
         }
         Ok(true)
     }
@@ -423,6 +430,18 @@ mod tests {
             inbound.scan(&mut frame(kind::HEADERS, 1)).unwrap();
         }
         assert!(inbound.take_read() >= STREAM_WINDOW as usize);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_has_480_small_frames_and_15_of_settings() {
+        for (kind, most) in [(kind::DATA, 480), (WINDOW_UPDATE, 480), (kind::SETTINGS, 15)] {
+            let mut inbound = authenticated();
+            for _ in 0..most {
+                assert!(inbound.read < STREAM_WINDOW as usize);
+                inbound.scan(&mut frame(kind, 1)).unwrap();
+            }
+            assert!(inbound.take_read() >= STREAM_WINDOW as usize);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -244,10 +244,10 @@ impl Reviews {
             self.unverified.invalidate(&key);
         }
         if let Some(why) = failure
-            && let Some(kept_back) = self.log.admit(Some(token.reviewer.cluster()))
+            && let Some(left_out) = self.log.admit(Some(token.reviewer.cluster()))
         {
             let (cluster, accepted) = (token.reviewer.cluster(), verdict == Verdict::Accepted);
-            tracing::warn!(%cluster, %why, accepted, kept_back, "cannot review a token");
+            tracing::warn!(%cluster, %why, accepted, left_out, "cannot review a token");
         }
         verdict
     }

@@ -41,9 +41,9 @@ impl Identities {
             }
             if let Some(why) = credential.revoke_if_invalid(self.tokens.as_deref()) {
                 revoked += 1;
-                if let Some(kept_back) = self.log.admit(Some(credential.cluster())) {
+                if let Some(left_out) = self.log.admit(Some(credential.cluster())) {
                     let cluster = credential.cluster();
-                    tracing::warn!(%cluster, %why, kept_back, "a tunnel's identity was revoked");
+                    tracing::warn!(%cluster, %why, left_out, "a tunnel's identity was revoked");
                 }
             }
         }

@@ -93,9 +93,9 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
             let client = handler.client;
             tracing::debug!(%client, %failure, "tunnel connection failed");
             if matches!(failure, Failure::Flood(_) | Failure::Unfinished)
-                && let Some(kept_back) = worker.shared.identities.log().admit(None)
+                && let Some(left_out) = worker.shared.identities.log().admit(None)
             {
-                tracing::warn!(%client, %failure, kept_back, "a tunnel connection was ended");
+                tracing::warn!(%client, %failure, left_out, "a tunnel connection was ended");
             }
             if let Some(refusal) = handler.refusal_of(&failure) {
                 learned.refuse(&worker.shared, refusal);
@@ -357,11 +357,12 @@ impl<'a> Attempt<'a> {
                 | Refusal::MaxReviewsWaiting
         );
         let tenant = upstream.as_ref().map(|upstream| &upstream.cluster.name);
-        if of_identity && let Some(kept_back) = shared.identities.log().admit(tenant) {
+        if of_identity && let Some(left_out) = shared.identities.log().admit(tenant) {
             let cluster = tenant.map(|tenant| tenant.as_str());
-            let (name, refused) = (name.as_deref(), refusal.reason());
+            let (name, why) = (name.as_deref(), &*reason);
+            let detail = (!detail.is_empty()).then_some(detail);
             tracing::warn!(
-                %client, name, cluster, refused, %reason, %detail, kept_back,
+                %client, name, cluster, reason = refusal.reason(), why, detail, left_out,
                 "a tunnel client was turned away"
             );
         }

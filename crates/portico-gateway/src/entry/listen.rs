@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portico_net::copy::UNSENT;
 use portico_net::socket::{BACKLOG, is_out_of_descriptors, set_keepalive, unbound};
 use portico_net::takeover::Inherited;
 use socket2::{SockRef, Socket};
@@ -153,7 +152,6 @@ fn bind(address: SocketAddr) -> io::Result<OwnedFd> {
 fn set_inherited_options(socket: &OwnedFd, listener: Listener, keepalive: Keepalive) -> io::Result<()> {
     rustix::net::sockopt::set_tcp_nodelay(socket, true)?;
     set_keepalive(&SockRef::from(socket), keepalive)?;
-    SockRef::from(socket).set_tcp_notsent_lowat(UNSENT)?;
     if listener == Listener::Sni {
         // The acknowledgement of the hello may travel with the first bytes back: one segment less. listen(2)
         // resets this.

@@ -16,7 +16,6 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portico_net::copy::UNSENT;
 use portico_net::socket::set_keepalive;
 use portico_net::{Meter, Stream, copy};
 use socket2::SockRef;
@@ -97,15 +96,13 @@ async fn carry(
     let end = {
         let mut copying = pin!(copy(&downstream, &upstream, first, &mut session, idle));
         poll_fn(|cx| {
-            // Five system calls that a connection of milliseconds, which most are, does not need.
+            // Four system calls that a connection of milliseconds, which most are, does not need.
             if !lasting && record.lasts() {
                 lasting = true;
                 // Waking took the waker, and the connection may still be cancelled.
                 record.set_waker(cx.waker());
-                // Both fail only for a socket that is gone.
-                let upstream = SockRef::from(&upstream);
-                let _ = set_keepalive(&upstream, worker.shared.config.upstream_keepalive);
-                let _ = upstream.set_tcp_notsent_lowat(UNSENT);
+                // Fails only for a socket that is gone.
+                let _ = set_keepalive(&SockRef::from(&upstream), worker.shared.config.upstream_keepalive);
             }
             copying.as_mut().poll(cx)
         })

@@ -30,7 +30,7 @@ use portico_tunnel::connection::{Activity, RoomTurn, Waiting, read_chunk};
 use portico_wire::konnectivity::ConnectId;
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::record::{EndpointEnd, Guard};
 use super::session::Session;
@@ -40,7 +40,8 @@ const CHUNK: usize = 32 * 1024;
 
 /// How long one message may hold the stream, whatever its endpoint takes meanwhile. Longer than a disk that
 /// is busy, or two segments that are lost. Frontends send 32 KiB at most in a message as a rule: 256 kbit/s
-/// are enough.
+/// are enough. Counted from when the endpoint last took something, or those of many that have stopped would
+/// add up.
 const HELD: Duration = Duration::from_secs(1);
 
 /// How long an endpoint may take for what came before CLOSE_REQ: as long as kube-apiserver waits for
@@ -67,6 +68,8 @@ pub(super) struct Endpoint {
 struct Inbox {
     waiting: Waiting,
     bytes: usize,
+    /// When the endpoint last took something, or had nothing to take.
+    took: Instant,
     end: Option<ServerEnd>,
 }
 
@@ -106,7 +109,7 @@ impl Endpoint {
     pub(super) fn new(activity: &Activity) -> Arc<Self> {
         let waiting = Waiting::new(activity, None);
         Arc::new(Self {
-            inbox: Mutex::new(Inbox { waiting, bytes: 0, end: None }),
+            inbox: Mutex::new(Inbox { waiting, bytes: 0, took: Instant::now(), end: None }),
             lane: AtomicBool::new(false),
             task: AtomicWaker::new(),
             stream: AtomicWaker::new(),
@@ -127,6 +130,9 @@ impl Endpoint {
         }
         if inbox.bytes > 0 && inbox.bytes + payload.len() > limit {
             return Some(payload);
+        }
+        if inbox.bytes == 0 {
+            inbox.took = Instant::now();
         }
         inbox.bytes += payload.len();
         inbox.waiting.push(payload);
@@ -173,7 +179,8 @@ impl Blocked {
     /// Gives the payload to the endpoint. Returns what the Connect stream has to wait for, if it has.
     pub(super) fn push(endpoint: Arc<Endpoint>, payload: Bytes, limit: usize) -> Option<Self> {
         let payload = endpoint.push(payload, limit)?;
-        Some(Self { endpoint, payload: Some(payload), limit, time: Box::pin(sleep(HELD)) })
+        let time = sleep_until(endpoint.inbox().took + HELD);
+        Some(Self { endpoint, payload: Some(payload), limit, time: Box::pin(time) })
     }
 
     /// Ready once there was room, or the connection is to be closed for want of it.
@@ -307,6 +314,7 @@ impl Carrier {
             match inbox.waiting.write_to(&self.socket) {
                 Ok(written) => {
                     inbox.bytes -= written;
+                    inbox.took = Instant::now();
                     self.endpoint.stream.wake();
                     self.record.carried_up(written);
                 }
@@ -379,6 +387,7 @@ impl Carrier {
 #[cfg(test)]
 mod tests {
     use portico_net::MemoryBudget;
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -402,6 +411,7 @@ mod tests {
                 sleep(Duration::from_millis(100)).await;
                 let mut inbox = endpoint.inbox();
                 inbox.bytes -= bytes;
+                inbox.took = Instant::now();
                 endpoint.stream.wake();
             }
         };
@@ -417,6 +427,23 @@ mod tests {
         let (took, end) = wait(1).await;
         assert_eq!(end, Some(ServerEnd::Full));
         assert!(took <= HELD + Duration::from_millis(10), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn endpoints_that_stopped_together_hold_up_the_others_for_a_second_together() {
+        let begun = Instant::now();
+        let mut stopped = [full(), full(), full()];
+        for (endpoint, blocked) in &mut stopped {
+            poll_fn(|cx| blocked.poll(cx)).await;
+            assert_eq!(endpoint.inbox().end, Some(ServerEnd::Full));
+        }
+        let (endpoint, _) = full();
+        assert!(begun.elapsed() <= HELD + Duration::from_millis(10), "{:?}", begun.elapsed());
+        sleep(2 * HELD).await;
+        let mut late = Blocked::push(Arc::clone(&endpoint), vec![3; LIMIT].into(), LIMIT);
+        let held = Instant::now();
+        poll_fn(|cx| late.as_mut().unwrap().poll(cx)).await;
+        assert!(held.elapsed() <= Duration::from_millis(10), "it had its second");
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ use tokio_rustls::client::TlsStream;
 use super::session::{Connected, Ended, Session};
 use super::shared::Shared;
 use crate::grpc::{self, Receiver, Sender};
-use crate::streams::{OFFER, VERSION};
+use crate::streams::{LONGEST_NAME, OFFER, VERSION};
 
 /// ALPN of gRPC.
 const H2: &[u8] = b"h2";
@@ -221,7 +221,7 @@ fn metadata(shared: &Shared) -> HeaderMap {
 }
 
 fn text<'a>(metadata: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    metadata.get(name)?.to_str().ok().filter(|text| !text.is_empty())
+    metadata.get(name)?.to_str().ok().filter(|text| (1..=LONGEST_NAME).contains(&text.len()))
 }
 
 /// The watch over a silent server, and how long that may be silent after a PING.
@@ -283,7 +283,10 @@ impl Driver {
         let over = poll_fn(|cx| {
             let polled = self.poll(cx);
             if polled.is_pending() && activity.has_received() && session.poll_leaving(cx) {
-                tracing::info!(server = %session.server(), "the server sent GOAWAY; it takes no new streams");
+                tracing::info!(
+                    server = &**session.server(),
+                    "the server sent GOAWAY; it takes no new streams"
+                );
             }
             polled
         });

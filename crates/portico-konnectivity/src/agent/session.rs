@@ -132,6 +132,11 @@ impl Session {
         }
     }
 
+    /// The host and port that it was asked for by.
+    pub(super) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
     /// The server's id.
     pub fn server(&self) -> &Arc<str> {
         &self.server

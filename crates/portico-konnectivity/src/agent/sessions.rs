@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use http::uri::Authority;
+
 use super::session::Session;
 
 /// Every session that is open.
@@ -41,6 +43,11 @@ impl Sessions {
     /// Whether there is one to the server that will stay. One that leaves is replaced.
     pub(super) fn has_staying(&self, server: &str) -> bool {
         self.lock().iter().any(|session| **session.server() == *server && !session.is_leaving())
+    }
+
+    /// How many lead to servers of this host and port.
+    pub(super) fn of_host(&self, host: &Authority) -> usize {
+        self.lock().iter().filter(|session| session.authority() == host).count()
     }
 
     /// How many lead to each address.

@@ -6,6 +6,7 @@
 //! servers that were added.
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use portico_dial::{ResolveError, Target};
+use portico_dial::{ResolveError, Target, printable};
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::random;
 use portico_wire::konnectivity::Code;
@@ -325,6 +326,11 @@ impl Supervisor {
             tracing::debug!(server = %joined.session.server(), "the server is connected already");
             return Attempt::Duplicate;
         }
+        // One that says another name each time keeps those of other hosts their places.
+        let most = MAX_SESSIONS / self.shared.settings.servers.len().max(1);
+        if self.sessions.of_host(joined.session.authority()) >= most {
+            return self.refused(&target, &format_args!("connected to {most} servers of this host already"));
+        }
         counters.joined.fetch_add(1, Relaxed);
         self.next_draw = None;
         self.add(joined);
@@ -332,12 +338,19 @@ impl Supervisor {
         if self.ended_early.swap(false, Relaxed) { Attempt::Unsteady } else { Attempt::Joined }
     }
 
-    fn failed(&mut self, target: &Target, error: &AttemptError) -> Attempt {
+    fn failed(&self, target: &Target, error: &AttemptError) -> Attempt {
+        let attempt = self.refused(target, error);
+        if error.is_absence() { Attempt::Absent } else { attempt }
+    }
+
+    fn refused(&self, target: &Target, error: &impl Display) -> Attempt {
         self.shared.counters.join_failures.fetch_add(1, Relaxed);
         if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+            // It may repeat what the server sent.
+            let error = printable(&error.to_string());
             tracing::warn!(server = %target, %error, left_out, "cannot connect to a server");
         }
-        if error.is_absence() { Attempt::Absent } else { Attempt::Refused }
+        Attempt::Refused
     }
 
     /// Reads certificate, CA and token again: connections are rare, and the files are small.
@@ -359,7 +372,7 @@ impl Supervisor {
     fn add(&mut self, joined: Joined) {
         let session = Arc::clone(&joined.session);
         tracing::info!(
-            server = %session.server(),
+            server = &**session.server(),
             address = %session.address(),
             servers = joined.count,
             streams = session.has_streams(),
@@ -406,7 +419,7 @@ impl Listed {
         let code = usize::from(ended.code().number());
         counters.stream_errors[code.min(Code::COUNT - 1)].fetch_add(1, Relaxed);
         let connections = self.session.connections();
-        tracing::warn!(server = %self.session.server(), connections, reason = %ended, "a server is gone");
+        tracing::warn!(server = &**self.session.server(), connections, reason = %ended, "a server is gone");
     }
 }
 

@@ -26,10 +26,7 @@ use super::settings::{HELLO, MAX_PING, MAX_STREAMS, PING_TIMEOUT};
 use super::shared::Shared;
 use super::unauthenticated::Unauthenticated;
 use crate::grpc::{Call, Status};
-use crate::streams::{DIAL, OFFER, STREAM_PATH, VERSION};
-
-/// Longest name of an agent. It is held, and logged, with each. Names are those of nodes, or UUIDs.
-const MAX_NAME: usize = 512;
+use crate::streams::{DIAL, LONGEST_NAME, OFFER, STREAM_PATH, VERSION};
 
 /// Longest text by which an agent names its program; the rest is left out.
 const MAX_VERSION: usize = 128;
@@ -158,8 +155,8 @@ impl Connection {
     async fn authenticate(&self, metadata: &HeaderMap) -> Result<Authenticated, Refusal> {
         let missing = || Refusal::Metadata("missing or empty agentID in the context".to_owned());
         let agent = only(metadata, "agentid")?.filter(|agent| !agent.is_empty()).ok_or_else(missing)?;
-        if agent.len() > MAX_NAME {
-            return Err(Refusal::Metadata(format!("the agentID is longer than {MAX_NAME} bytes")));
+        if agent.len() > LONGEST_NAME {
+            return Err(Refusal::Metadata(format!("the agentID is longer than {LONGEST_NAME} bytes")));
         }
         let identifiers = only(metadata, "agentidentifiers")?.unwrap_or_default();
         let identifiers = Identifiers::parse(identifiers)

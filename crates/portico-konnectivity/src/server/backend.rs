@@ -308,8 +308,10 @@ impl Backend {
             }
             Packet::CloseDial(dial) => drop(self.take_dial(dial)),
             Packet::Drain => {
-                if !self.draining.swap(true, Relaxed) {
-                    tracing::info!(agent = %self.agent, peer = %self.peer, "agent drains");
+                if !self.draining.swap(true, Relaxed)
+                    && let Some(left_out) = self.shared.admits_coming()
+                {
+                    tracing::info!(agent = &*self.agent, peer = %self.peer, left_out, "agent drains");
                 }
             }
             Packet::DialRequest { .. } | Packet::Unknown => {}

@@ -59,7 +59,7 @@ pub(super) enum Ended {
     #[error("{}", cause(.0))]
     Failed(#[from] h2::Error),
     /// The gateway sent nothing for this long, not even the answer to a PING.
-    #[error("no sign of life for {0:?}")]
+    #[error("no sign of life for {0:.1?}")]
     Silent(Duration),
 }
 

@@ -38,7 +38,7 @@ pub enum OpenError {
         reason: Box<str>,
     },
     /// No tunnel came up in time.
-    #[error("no tunnel to a gateway within {waited:?}: {last}")]
+    #[error("no tunnel to a gateway within {waited:.1?}: {last}")]
     NoTunnel {
         /// How long that was.
         waited: Duration,
@@ -46,7 +46,7 @@ pub enum OpenError {
         last: String,
     },
     /// The gateways that were asked did not answer, or reset the stream.
-    #[error("no gateway has answered after {waited:?}; last asked: {gateway}: {why}")]
+    #[error("no gateway has answered after {waited:.1?}; last asked: {gateway}: {why}")]
     Unanswered {
         /// How long that was.
         waited: Duration,
@@ -57,7 +57,7 @@ pub enum OpenError {
     },
     /// Every tunnel that is up is full, and no stream ended in time.
     #[error(
-        "no room for a stream within {waited:?}: {tunnels} tunnels are up with {streams} streams, \
+        "no room for a stream within {waited:.1?}: {tunnels} tunnels are up with {streams} streams, \
          as many as the gateways allow{}",
         why_no_more(last.as_deref())
     )]
