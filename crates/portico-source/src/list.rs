@@ -120,3 +120,19 @@ impl Listing<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use portico_lab::faulty_api::{Answer, FaultyApi, nowhere};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_without_any_kind_of_kubernetes_is_no_seed_without_clusters() {
+        let server = FaultyApi::default();
+        server.rules(|rules| rules.answers = vec![("/", Answer::Status(404), usize::MAX)]);
+        let listed = list_objects(&server.client(&nowhere()), None, Duration::from_secs(60)).await;
+        let error = listed.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("what answered is no Kubernetes API"), "{error:?}");
+    }
+}
