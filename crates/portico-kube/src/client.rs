@@ -86,15 +86,20 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     };
     let wrong = |source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let file = Kubeconfig::read_from(path).map_err(wrong)?;
+    // kube would take HTTPS_PROXY for one of the file.
+    let proxy = proxy_url(&file).map_or(Ok(ProxySetting::Env), str::parse)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;
-    let proxy = match &config.proxy_url {
-        // The file's, or that of HTTPS_PROXY.
-        Some(url) => url.to_string().parse()?,
-        None => ProxySetting::Env,
-    };
     let dialer = Dialer::new(proxy, ProxyFiles::default())?;
     let service = service(&config, Arc::new(dialer), CONNECT_TIMEOUT).map_err(refused)?;
     Ok(Client::new(service, config.default_namespace))
+}
+
+/// The `proxy-url` of the cluster that the current context names.
+fn proxy_url(file: &Kubeconfig) -> Option<&str> {
+    let current = file.current_context.as_deref()?;
+    let context = file.contexts.iter().find(|named| named.name == current)?.context.as_ref()?;
+    let cluster = file.clusters.iter().find(|named| named.name == context.cluster)?.cluster.as_ref()?;
+    cluster.proxy_url.as_deref().filter(|url| !url.is_empty())
 }
 
 /// Returns a client by the text of a kubeconfig, for an API server that is not trusted. It connects by
@@ -296,6 +301,21 @@ mod tests {
                 assert!(target(&url).is_err(), "{url}");
             }
         }
+    }
+
+    #[test]
+    fn only_the_proxy_url_of_the_current_context_is_the_files() {
+        let file = |current: &str| {
+            let text = format!(
+                "{{clusters: [{{name: far, cluster: {{server: 'https://far:1', proxy-url: 'http://p:1'}}}}, \
+                 {{name: near, cluster: {{server: 'https://127.0.0.1:6443'}}}}], contexts: [{{name: a, \
+                 context: {{cluster: far}}}}, {{name: b, context: {{cluster: near}}}}], current-context: \
+                 {current}}}"
+            );
+            Kubeconfig::from_yaml(&text).unwrap()
+        };
+        assert_eq!(proxy_url(&file("a")), Some("http://p:1"));
+        assert_eq!((proxy_url(&file("b")), proxy_url(&file("c"))), (None, None));
     }
 
     #[tokio::test]

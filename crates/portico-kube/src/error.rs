@@ -1,12 +1,15 @@
 //! Errors of a Kubernetes API in words.
 
-use portico_dial::printable;
+use crate::text::one_line;
 
 /// The status for a client whose credential is missing, expired or unknown (RFC 9110 section 15.5.2).
 const UNAUTHORIZED: u16 = 401;
 
 /// The status for a client that lacks a right (RFC 9110 section 15.5.4).
 const FORBIDDEN: u16 = 403;
+
+/// Most characters of a text that is passed on.
+const LONGEST: usize = 4_096;
 
 /// Returns the error with its causes, which `kube` leaves out of its own messages.
 ///
@@ -15,13 +18,13 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let said = causes.find_map(|cause| cause.downcast_ref());
     if let Some(kube::Error::SerdeError(error)) = said {
-        return no_api(&printable(&error.to_string()));
+        return no_api(&fit(&error.to_string()));
     }
     if let Some(kube::Error::Api(status)) = said {
         if status.code == 0 {
             return no_api("a failure without a code");
         }
-        let answer = format!("the API server answered {}: {}", status.code, printable(&status.message));
+        let answer = format!("the API server answered {}: {}", status.code, fit(&status.message));
         return match status.code {
             FORBIDDEN => format!("{answer}; grant it, the rules are in deploy/"),
             UNAUTHORIZED => format!("{answer}; the token or certificate is not valid here, or has expired"),
@@ -38,7 +41,12 @@ pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
         }
         cause = error.source();
     }
-    printable(&text)
+    fit(&text)
+}
+
+/// As one line. Kubernetes says last what is wrong with a long value, and a webhook may have several lines.
+fn fit(text: &str) -> String {
+    one_line(&text.trim().replace('\n', "; "), LONGEST)
 }
 
 /// What answered is something else, which shows by `why`.

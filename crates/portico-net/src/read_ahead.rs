@@ -36,7 +36,7 @@ pub struct ReadAhead<S> {
 /// What is read of a peer of which little is known. It is shared with the layers above: they learn more.
 #[derive(Debug)]
 pub struct ReadLimit {
-    /// Bytes that may still be read.
+    /// Bytes that may still be read; the most that it can hold is any number of them.
     left: AtomicUsize,
     is_lifted: AtomicBool,
 }
@@ -74,7 +74,9 @@ impl ReadLimit {
         ready!(Pin::new(stream).poll_read(cx, &mut part))?;
         let read = part.filled().len();
         buf.advance(read);
-        self.left.store(left - read, Relaxed);
+        if left != usize::MAX {
+            self.left.store(left - read, Relaxed);
+        }
         Poll::Ready(Ok(()))
     }
 }

@@ -283,9 +283,14 @@ impl Worker {
         }
         let folders: HashSet<&Path> = found.folders.iter().map(PathBuf::as_path).collect();
         self.watcher.retain(folder, |path| folders.contains(path));
-        if folder == self.root && found.files.is_empty() && self.index.files_below(folder).next().is_some() {
+        let was_read = !found.failed.iter().any(|(failed, _)| failed == folder);
+        if folder == self.root && was_read && found.files.is_empty() {
             // What an unmounted volume leaves. Files that are removed one by one are seen one by one.
-            return self.report(folder, empty_directory(folder));
+            let debounce = &self.debounce;
+            if self.index.files_below(folder).any(|path| !debounce.contains(path)) {
+                self.blind = true;
+                return self.report(folder, empty_directory(folder));
+            }
         }
         let present: HashSet<&Path> = found.files.iter().map(|(path, _)| path.as_path()).collect();
         let hidden_by_failure = |path: &Path| found.failed.iter().any(|(failed, _)| path.starts_with(failed));

@@ -5,7 +5,7 @@
 pub fn cause(error: &h2::Error) -> String {
     // Of the system and of our own use of the library: nothing in it comes from the peer.
     let Some(reason) = error.reason() else { return error.to_string() };
-    let what = if error.is_go_away() { "connection" } else { "stream" };
+    let what = if error.is_reset() { "stream" } else { "connection" };
     if reason == h2::Reason::NO_ERROR {
         return format!("the peer has ended the {what}");
     }

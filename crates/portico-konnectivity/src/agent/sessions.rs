@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use http::uri::Authority;
+use portico_dial::Target;
 
 use super::session::Session;
 
@@ -45,9 +45,12 @@ impl Sessions {
         self.lock().iter().any(|session| **session.server() == *server && !session.is_leaving())
     }
 
-    /// How many lead to servers of this host and port.
-    pub(super) fn of_host(&self, host: &Authority) -> usize {
-        self.lock().iter().filter(|session| session.authority() == host).count()
+    /// How many lead to servers of this host and port that will keep them.
+    pub(super) fn staying_of(&self, target: &Target) -> usize {
+        let host = target.to_string();
+        let is_there =
+            |session: &&Arc<Session>| !session.is_leaving() && session.authority() == host.as_str();
+        self.lock().iter().filter(is_there).count()
     }
 
     /// How many lead to each address.

@@ -6,7 +6,6 @@
 //! servers that were added.
 
 use std::collections::HashSet;
-use std::fmt::Display;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -142,8 +141,13 @@ async fn attempt(
     may_draw: bool,
 ) -> Option<Answered> {
     let servers = &shared.settings.servers;
+    // A host that names another server each time leaves those of other hosts their share.
+    let share = (MAX_SESSIONS / servers.len().max(1)).max(1);
     for number in first..first.saturating_add(servers.len()) {
         let target = &servers[number % servers.len()];
+        if sessions.staying_of(target) >= share {
+            continue;
+        }
         let Some(lookup) = trying.claim(target, None) else { continue };
         let resolved = shared.settings.to_servers.resolve(target).await;
         drop(lookup);
@@ -326,11 +330,6 @@ impl Supervisor {
             tracing::debug!(server = %joined.session.server(), "the server is connected already");
             return Attempt::Duplicate;
         }
-        // One that says another name each time keeps those of other hosts their places.
-        let most = MAX_SESSIONS / self.shared.settings.servers.len().max(1);
-        if self.sessions.of_host(joined.session.authority()) >= most {
-            return self.refused(&target, &format_args!("connected to {most} servers of this host already"));
-        }
         counters.joined.fetch_add(1, Relaxed);
         self.next_draw = None;
         self.add(joined);
@@ -339,18 +338,13 @@ impl Supervisor {
     }
 
     fn failed(&self, target: &Target, error: &AttemptError) -> Attempt {
-        let attempt = self.refused(target, error);
-        if error.is_absence() { Attempt::Absent } else { attempt }
-    }
-
-    fn refused(&self, target: &Target, error: &impl Display) -> Attempt {
         self.shared.counters.join_failures.fetch_add(1, Relaxed);
         if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
             // It may repeat what the server sent.
             let error = printable(&error.to_string());
             tracing::warn!(server = %target, %error, left_out, "cannot connect to a server");
         }
-        Attempt::Refused
+        if error.is_absence() { Attempt::Absent } else { Attempt::Refused }
     }
 
     /// Reads certificate, CA and token again: connections are rare, and the files are small.

@@ -72,6 +72,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         stream_window: window.clamp(64 * 1024, 1 << 30),
         ping: (shared.settings.keepalive.min(MAX_PING), PING_TIMEOUT),
         deadline: Instant::now() + HELLO,
+        idle: None,
     };
     let connection = Arc::new(Connection {
         // One agent may have all connections of its cluster.

@@ -74,6 +74,8 @@ pub(crate) struct Limits {
     pub(crate) ping: (Duration, Duration),
     /// When the handshake, and the first request that is accepted, must have come.
     pub(crate) deadline: Instant,
+    /// How long there may be no stream after that. An agent has its Connect stream, or ends.
+    pub(crate) idle: Option<Duration>,
 }
 
 /// What is learnt of a peer while it is served.
@@ -89,6 +91,28 @@ pub(crate) struct Peer {
     over: Notify,
     /// Requests refused since one was served: over [`MAX_REFUSED`] the connection ends.
     pub(crate) refused: AtomicU32,
+    /// Streams that are [`OpenStream`]s.
+    open: AtomicU32,
+    /// Whether one of them has begun since this was last looked at.
+    has_begun: AtomicBool,
+}
+
+/// A stream of a peer that may not be without one for long.
+#[derive(Debug)]
+pub(crate) struct OpenStream(Arc<Peer>);
+
+impl OpenStream {
+    pub(crate) fn of(peer: &Arc<Peer>) -> Self {
+        peer.open.fetch_add(1, Relaxed);
+        peer.has_begun.store(true, Relaxed);
+        Self(Arc::clone(peer))
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Peer {
@@ -100,7 +124,14 @@ impl Peer {
             is_native: AtomicBool::default(),
             over: Notify::new(),
             refused: AtomicU32::default(),
+            open: AtomicU32::default(),
+            has_begun: AtomicBool::default(),
         }
+    }
+
+    /// Whether there is no stream, and none has begun since the last call.
+    fn is_idle(&self) -> bool {
+        !self.has_begun.swap(false, Relaxed) && self.open.load(Relaxed) == 0
     }
 
     /// A request is accepted.
@@ -201,7 +232,11 @@ where
                 if !peer.is_known() {
                     return Err(ConnectionError::TooSlow);
                 }
-                patient = true;
+                match limits.idle {
+                    None => patient = true,
+                    Some(_) if peer.is_idle() => return Ok(()),
+                    Some(idle) => impatience.as_mut().reset(Instant::now() + idle),
+                }
             }
         }
     }

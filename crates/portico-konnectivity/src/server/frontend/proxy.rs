@@ -24,7 +24,7 @@ use crate::server::backend::Opened;
 use crate::server::connection_end::ConnectionEnd;
 use crate::server::counters::{Counted, Segment};
 use crate::server::established::Established;
-use crate::server::http2::{self, Limits, Peer};
+use crate::server::http2::{self, Limits, OpenStream, Peer};
 use crate::server::relay::{FrontendLost, Sink, Source, relay};
 use crate::server::settings::{ANSWER, CLOSING, FRONTEND_STREAMS, PING_TIMEOUT, REQUEST};
 use crate::server::shared::Shared;
@@ -38,12 +38,13 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let activity = Arc::new(Activity::within(&shared.memory, shared.memory.limit()));
-    let peer = Peer::new(slot);
+    let peer = Arc::new(Peer::new(slot));
     let limits = Limits {
         streams: FRONTEND_STREAMS,
         stream_window: WINDOW,
         ping: (shared.settings.frontend_keepalive, PING_TIMEOUT),
         deadline: Instant::now() + REQUEST,
+        idle: Some(REQUEST),
     };
     let start = |request: Request<RecvStream>, respond: SendResponse<Bytes>| {
         // Unless it is served.
@@ -54,7 +55,7 @@ where
         }
         peer.refused.store(0, Relaxed);
         peer.accept();
-        tokio::spawn(stream_of(Arc::clone(&shared), call, Arc::clone(&activity)));
+        tokio::spawn(stream_of(Arc::clone(&shared), call, Arc::clone(&activity), OpenStream::of(&peer)));
     };
     if let Err(error) = http2::serve(stream, limits, &activity, &peer, start, shared.stopped()).await {
         tracing::debug!(%error, "a frontend's connection ended");
@@ -62,7 +63,7 @@ where
 }
 
 /// The task of one Proxy stream.
-async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>) {
+async fn stream_of(shared: Arc<Shared>, call: Call, activity: Arc<Activity>, _open: OpenStream) {
     let _counted = Counted::new(&shared.counters.proxy_streams);
     let memory = [shared.memory.clone()];
     let Ok((sender, receiver)) = call.start(HeaderMap::new(), &activity, &memory) else { return };

@@ -554,6 +554,25 @@ async fn a_peer_that_does_not_say_what_it_wants_is_given_up_frontends_after_a_mi
 }
 
 #[tokio::test]
+async fn a_frontend_by_grpc_without_a_stream_is_given_up_after_two_minutes_and_one_with_a_stream_is_not() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let (mut agent, mut frontend) = (rig.agent("a").await, rig.proxy().await);
+    frontend.asks("node:1", 1).await;
+    let connection = agent.accepts("node:1", 1).await;
+    frontend.packet().await;
+    let mut idle = UnixStream::connect(&rig.socket).await.unwrap();
+    let cancel = frames::frame(kind::RST_STREAM, 0, 1, &8_u32.to_be_bytes());
+    idle.write_all(&[opening(PROXY_PATH, &[]), cancel].concat()).await.unwrap();
+    until(|| rig.status.counters().proxy_streams.load(Relaxed) == 1).await;
+    let clock = Clock::new();
+    let begun = Instant::now();
+    clock.by(is_closed(idle)).await;
+    assert!((60..=121).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    agent.stream.data(connection, b"goes on").await;
+    assert_eq!(clock.by(frontend.bytes(7)).await, b"goes on");
+}
+
+#[tokio::test]
 async fn a_frontend_that_floods_frames_is_given_up() {
     let rig = Rig::start(Mode::Grpc).await;
     let (mut agent, mut frontend) = (rig.agent("a").await, rig.proxy().await);

@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use clap::Args;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::outcome::{Outcome, print};
 
@@ -50,7 +51,8 @@ fn ask(flags: &Flags) -> std::io::Result<(bool, String)> {
     let mut stream = TcpStream::connect_timeout(&flags.admin, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let instance = flags.instance.as_ref().map(|name| format!("&instance={name}")).unwrap_or_default();
+    let instance = flags.instance.as_ref().map(|name| utf8_percent_encode(name, NON_ALPHANUMERIC));
+    let instance = instance.map(|name| format!("&instance={name}")).unwrap_or_default();
     write!(stream, "GET /readyz?verbose{instance} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.take(LONGEST).read_to_string(&mut answer)?;
