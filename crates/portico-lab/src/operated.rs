@@ -188,7 +188,10 @@ pub fn tell_agents(inside: &Kubectl, deployment: &str, name: &str, front: Ipv4Ad
     let names = [format!("konnectivity-server.{name}"), name];
     let aliases =
         json!({"spec": {"template": {"spec": {"hostAliases": [{"ip": front, "hostnames": names}]}}}});
-    inside.patch("kube-system", &format!("deployment/{deployment}"), "strategic", &aliases)
+    // A control plane of one pod may be away for a moment while the machines of all clusters join.
+    wait::until("the names of its servers to be given to Konnectivity's agents", SOON, || {
+        inside.patch("kube-system", &format!("deployment/{deployment}"), "strategic", &aliases)
+    })
 }
 
 /// A Service in the namespace of a cluster.

@@ -45,12 +45,10 @@ impl Sessions {
         self.lock().iter().any(|session| **session.server() == *server && !session.is_leaving())
     }
 
-    /// How many lead to servers of this host and port that will keep them.
-    pub(super) fn staying_of(&self, target: &Target) -> usize {
+    /// How many lead to servers of this host and port.
+    pub(super) fn of(&self, target: &Target) -> usize {
         let host = target.to_string();
-        let is_there =
-            |session: &&Arc<Session>| !session.is_leaving() && session.authority() == host.as_str();
-        self.lock().iter().filter(is_there).count()
+        self.lock().iter().filter(|session| session.authority() == host.as_str()).count()
     }
 
     /// How many lead to each address.

@@ -141,11 +141,12 @@ async fn attempt(
     may_draw: bool,
 ) -> Option<Answered> {
     let servers = &shared.settings.servers;
-    // A host that names another server each time leaves those of other hosts their share.
-    let share = (MAX_SESSIONS / servers.len().max(1)).max(1);
+    // A host that names another server each time, or leaves each time, leaves those of other hosts their
+    // share. Two at least: one that leaves is replaced.
+    let share = (MAX_SESSIONS / servers.len().max(1)).max(2);
     for number in first..first.saturating_add(servers.len()) {
         let target = &servers[number % servers.len()];
-        if sessions.staying_of(target) >= share {
+        if sessions.of(target) >= share {
             continue;
         }
         let Some(lookup) = trying.claim(target, None) else { continue };
