@@ -283,15 +283,6 @@ impl Worker {
         }
         let folders: HashSet<&Path> = found.folders.iter().map(PathBuf::as_path).collect();
         self.watcher.retain(folder, |path| folders.contains(path));
-        let was_read = !found.failed.iter().any(|(failed, _)| failed == folder);
-        if folder == self.root && was_read && found.files.is_empty() {
-            // What an unmounted volume leaves. Files that are removed one by one are seen one by one.
-            let debounce = &self.debounce;
-            if self.index.files_below(folder).any(|path| !debounce.contains(path)) {
-                self.blind = true;
-                return self.report(folder, empty_directory(folder));
-            }
-        }
         let present: HashSet<&Path> = found.files.iter().map(|(path, _)| path.as_path()).collect();
         let hidden_by_failure = |path: &Path| found.failed.iter().any(|(failed, _)| path.starts_with(failed));
         // What is being written, or has just vanished, is read when it is due.
@@ -304,6 +295,11 @@ impl Worker {
             })
             .cloned()
             .collect();
+        if folder == self.root && found.files.is_empty() && !gone.is_empty() {
+            // What an unmounted volume leaves. Files that are removed one by one are seen one by one.
+            self.blind = true;
+            return self.report(folder, empty_directory(folder));
+        }
         // Consumed, so that each path is freed as soon as the index has its own.
         for (path, signature) in found.files {
             if !self.index.is_current(&path, signature) && !self.debounce.contains(&path) {
