@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use portico_net::access::AccessLog;
+use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::{ConnectionId, ConnectionIds, MemoryBudget};
 use slab::Slab;
 use tokio::sync::{Notify, watch};
@@ -18,9 +19,6 @@ use crate::refusal::{ENDS, Refusal};
 /// door to the open timeout.
 pub const OPEN_BUCKETS: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 20.0];
-
-/// The shortest time between two log lines about refusals of one kind.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The position of a connection in the list.
 #[derive(Debug, Clone, Copy)]
@@ -49,14 +47,8 @@ pub struct Shared {
     ends: [AtomicU64; ENDS.len()],
     opening: [AtomicU64; OPEN_BUCKETS.len() + 1],
     opening_micros: AtomicU64,
-    log_limits: Mutex<[LogLimit; Refusal::WORDS.len() + 1]>,
-}
-
-/// When refusals of one kind were logged last, and how many were not since.
-#[derive(Debug, Clone, Copy, Default)]
-struct LogLimit {
-    last: Option<Instant>,
-    left_out: u64,
+    /// Of log lines about refusals, in the order of [`Refusal::WORDS`], and about failures to accept.
+    lines: [LineLimit; Refusal::WORDS.len() + 1],
 }
 
 /// Counters since the start.
@@ -105,7 +97,7 @@ impl Shared {
             ends: Default::default(),
             opening: Default::default(),
             opening_micros: AtomicU64::default(),
-            log_limits: Mutex::default(),
+            lines: Default::default(),
         }
     }
 
@@ -216,15 +208,8 @@ impl Shared {
     /// Returns whether to log a refusal (`None`: a failure to accept), and how many were not logged since the
     /// last line of this kind.
     pub(crate) fn may_log(&self, refusal: Option<Refusal>) -> Option<u64> {
-        let mut limits = self.log_limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let limit = &mut limits[refusal.map_or(Refusal::WORDS.len(), Refusal::index)];
-        let now = Instant::now();
-        if limit.last.is_some_and(|last| now.duration_since(last) < LOG_INTERVAL) {
-            limit.left_out += 1;
-            return None;
-        }
-        limit.last = Some(now);
-        Some(std::mem::take(&mut limit.left_out))
+        let limit = &self.lines[refusal.map_or(Refusal::WORDS.len(), Refusal::index)];
+        limit.admit(Pace::SAME_KIND, self.now())
     }
 
     fn open(&self) -> MutexGuard<'_, Slab<Arc<Record>>> {
@@ -312,7 +297,7 @@ mod tests {
         assert_eq!(shared.may_log(Some(Refusal::Full)), Some(0), "each kind has a limit of its own");
         assert_eq!(shared.may_log(None), Some(0));
         assert_eq!(shared.may_log(Some(Refusal::NoTunnel)), None);
-        advance(LOG_INTERVAL).await;
+        advance(Duration::from_secs(10)).await;
         assert_eq!(shared.may_log(Some(Refusal::NoTunnel)), Some(2));
     }
 

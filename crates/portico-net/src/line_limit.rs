@@ -19,6 +19,9 @@ impl Pace {
 
     /// Warnings: a misconfigured cluster is seen at once, a thousand of them do not fill a disk.
     pub const WARNINGS: Self = Self { at_once: 10, every: Duration::from_secs(10) };
+
+    /// Warnings of one kind: a line is an example of those left out.
+    pub const SAME_KIND: Self = Self { at_once: 1, every: Duration::from_secs(10) };
 }
 
 /// Decides whether a line may be written.
