@@ -5,8 +5,6 @@
 //! [`admit`](Learned::admit). What fails is a [`Refusal`], counted and written by [`Learned::refuse`].
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -143,20 +141,15 @@ impl Learned {
     pub(crate) fn look_up_host(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
         let host = HostName::parse(name).map_err(|_| self.unreadable(name, Refusal::Unknown))?;
         let routes = shared.live.routes();
-        // A name that a wildcard stands for is the client's own.
-        (self.name, self.upstream) = match routes.host(&host) {
-            Some((name, upstream)) if *name == host => {
-                (Some(name.clone().into()), Some(Arc::clone(upstream)))
-            }
-            found => (Some(host.into()), found.map(|(_, upstream)| Arc::clone(upstream))),
-        };
+        self.learn(routes.host(&host), host);
         Ok(())
     }
 
     /// Looks up the route of a CONNECT authority.
     pub(crate) fn look_up_authority(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
         let authority = Authority::parse(name).map_err(|_| self.unreadable(name, Refusal::Malformed))?;
-        self.look_up(&shared.live.routes().authorities, authority);
+        let routes = shared.live.routes();
+        self.learn(routes.authorities.get_key_value(&authority), authority);
         Ok(())
     }
 
@@ -165,16 +158,11 @@ impl Learned {
         refusal
     }
 
-    /// A known name is the table's own, so that ten thousand connections to one name share it.
-    fn look_up<N>(&mut self, routes: &HashMap<N, Arc<Upstream>>, asked: N)
-    where
-        N: Clone + Eq + Hash + Into<Arc<str>>,
-    {
-        let (name, upstream) = match routes.get_key_value(&asked) {
-            Some((name, upstream)) => (name.clone(), Some(Arc::clone(upstream))),
-            None => (asked, None),
-        };
-        (self.name, self.upstream) = (Some(name.into()), upstream);
+    /// Takes the route found for the name that was `asked` for. A known name is the table's own, so that ten
+    /// thousand connections to one name share it; one that a wildcard stands for is the client's own.
+    fn learn<N: Clone + Eq + Into<Arc<str>>>(&mut self, found: Option<(&N, &Arc<Upstream>)>, asked: N) {
+        let name = found.map(|(name, _)| name).filter(|name| **name == asked).cloned().unwrap_or(asked);
+        (self.name, self.upstream) = (Some(name.into()), found.map(|(_, upstream)| Arc::clone(upstream)));
     }
 
     /// Looks up the route of a port.

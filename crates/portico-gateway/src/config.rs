@@ -47,7 +47,7 @@ pub struct Config {
     pub idle: IdleTimeouts,
     /// How long connections to an endpoint that left its Service may stay; `None` is until they end by
     /// themselves.
-    pub departed_timeout: Option<Duration>,
+    pub removed_endpoint_timeout: Option<Duration>,
     /// Bounds of a cluster that sets none itself; `None` fields are unbounded.
     pub budget: Budget,
     /// Connections, over all clusters, that have not yet said where they want to go. The oldest of more is
@@ -87,7 +87,7 @@ impl Default for Config {
             downstream_keepalive: Keepalive::default(),
             upstream_keepalive: Keepalive::default(),
             idle: IdleTimeouts::default(),
-            departed_timeout: None,
+            removed_endpoint_timeout: None,
             budget: Budget::default(),
             max_handshakes: 8_192,
             max_unauthenticated: 8_192,

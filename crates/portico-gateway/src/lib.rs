@@ -193,7 +193,7 @@ impl Gateway {
         for port in applied.opened_ports {
             self.open_port(port);
         }
-        if let Some(limit) = self.shared.config.departed_timeout
+        if let Some(limit) = self.shared.config.removed_endpoint_timeout
             && !applied.removed_endpoints.is_empty()
         {
             self.end_removed(applied.removed_endpoints, limit);

@@ -104,13 +104,13 @@ refusals! {
     NotAllowed: "not_allowed", Downstream, Some(Description::AccessDenied), 403,
         "the client's address is not on the allow list of this cluster";
     /// The identity shown opens another cluster.
-    NotAuthorized: "not_authorized", Downstream, Some(Description::AccessDenied), 403,
+    NotAuthorized: "not_authorized", Downstream, None, 403,
         "the client's identity opens nothing under this name";
     /// No identity was shown where one is needed, or none that is valid.
-    Unauthenticated: "unauthenticated", Downstream, Some(Description::AccessDenied), 401,
+    Unauthenticated: "unauthenticated", Downstream, None, 401,
         "the client showed no identity that is valid here";
     /// The API server that knows what the token is worth could not be asked.
-    ReviewFailed: "review_failed", Upstream, Some(Description::InternalError), 503,
+    ReviewFailed: "review_failed", Upstream, None, 503,
         "the API server that reviews the token could not be asked";
     /// Too many requests of the connection, of the cluster or in all wait for a token review.
     MaxReviewsWaiting: "max_reviews_waiting", Gateway, None, 429,
@@ -149,7 +149,7 @@ refusals! {
     OutOfDescriptors: "out_of_descriptors", Gateway, Some(Description::InternalError), 503,
         "the gateway is out of file descriptors";
     /// Another method than CONNECT.
-    Method: "method", Downstream, Some(Description::InternalError), 405,
+    Method: "method", Downstream, None, 405,
         "only CONNECT is served here";
 }
 

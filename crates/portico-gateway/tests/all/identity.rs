@@ -264,10 +264,10 @@ fn a_revoked_certificate_cuts_its_tunnels_at_once_and_no_other() {
     let _ = http1.read_to_end(&mut rest);
     eventually("the ends are counted", || revoked(&gateway) == 3);
     other.assert_alive();
-    let told = "the client certificate with serial 61 of CN=test CA was revoked".to_owned();
+    let reason = "the client certificate with serial 61 of CN=test CA was revoked".to_owned();
     assert_eq!(
         a.refused(&authority("a")),
-        (401, told),
+        (401, reason),
         "the connection is still there, and its next request is refused"
     );
 
@@ -351,9 +351,9 @@ fn a_certificate_that_expires_opens_nothing_new_and_cuts_nothing() {
     let client = Client::new(&gateway, client_tls(&pki, Some("short"), b"h2"));
     let mut open = client.tunnel(&authority("a"), &endpoint);
     eventually("the certificate expires", || client.refresh(&authority("a")).0 == 401);
-    let (status, told) = client.refused(&authority("a"));
+    let (status, reason) = client.refused(&authority("a"));
     assert_eq!(status, 401);
-    assert!(told.starts_with("the client certificate expired on 2"), "{told}");
+    assert!(reason.starts_with("the client certificate expired on 2"), "{reason}");
     gateway.shared().identities.changed();
     open.assert_alive();
     assert_eq!(revoked(&gateway), 0);

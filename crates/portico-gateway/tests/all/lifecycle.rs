@@ -65,7 +65,7 @@ fn two_hundred_connections_do_not_notice_a_thousand_changes_to_other_clusters() 
 
 #[test]
 fn connections_to_an_endpoint_that_left_end_when_their_time_is_over() {
-    let gateway = start(Config { departed_timeout: Some(Duration::from_millis(20)), ..config() });
+    let gateway = start(Config { removed_endpoint_timeout: Some(Duration::from_millis(20)), ..config() });
     let [old, new] = [echo_server(), echo_server()];
     Service::new("a", &[old]).host(HOST).expose(&gateway);
     let mut leaves = connected(&gateway, HOST);
@@ -78,7 +78,7 @@ fn connections_to_an_endpoint_that_left_end_when_their_time_is_over() {
 #[test]
 fn connections_to_an_endpoint_that_came_back_in_time_stay() {
     // Long beside the moment between two changes.
-    let gateway = start(Config { departed_timeout: Some(Duration::from_secs(1)), ..config() });
+    let gateway = start(Config { removed_endpoint_timeout: Some(Duration::from_secs(1)), ..config() });
     let [flaps, other] = [echo_server(), echo_server()];
     Service::new("a", &[flaps]).host(HOST).expose(&gateway);
     Service::new("b", &[flaps]).host("b.example.com").expose(&gateway);

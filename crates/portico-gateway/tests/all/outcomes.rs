@@ -1,5 +1,5 @@
-//! Every row of the outcome table is provoked over real sockets, and the client is told what the row says. A
-//! reason that no client can meet is found here, and so is a new one without a provocation.
+//! Every row of the outcome table is provoked over real sockets. A reason that no client can meet is found
+//! here, and so is a new one without a provocation.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,7 +26,8 @@ const HOST: &str = "a.example.com";
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A row, and what provokes it. Each asserts what the client gets.
+/// A row, and what provokes it. Each asserts that the row is counted, and the alert or the status that the
+/// client gets, if the client gets one.
 #[rustfmt::skip]
 const REFUSALS: [(Refusal, fn()); Refusal::ALL.len()] = [
     (Refusal::ClosedEarly, closed_early),
@@ -121,12 +122,12 @@ fn no_server_name() {
 
 fn unknown() {
     let gateway = start(both());
-    assert_told(&gateway, Refusal::Unknown, |service| service, None);
+    assert_answered(&gateway, Refusal::Unknown, |service| service, None);
 }
 
 fn not_ready() {
     let gateway = start(both());
-    assert_told(&gateway, Refusal::NotReady, |service| service, Some(&[]));
+    assert_answered(&gateway, Refusal::NotReady, |service| service, Some(&[]));
 }
 
 fn not_allowed() {
@@ -134,7 +135,7 @@ fn not_allowed() {
     let others = |service: Service| {
         service.policy(|policy| policy.allow = AllowList::new(["198.51.100.0/24".parse().unwrap()]))
     };
-    assert_told(&gateway, Refusal::NotAllowed, others, Some(&[dead_endpoint()]));
+    assert_answered(&gateway, Refusal::NotAllowed, others, Some(&[dead_endpoint()]));
 }
 
 fn max_connections() {
@@ -142,12 +143,12 @@ fn max_connections() {
     let none = |service: Service| {
         service.policy(|policy| policy.budget = Budget { max_connections: Some(0), ..Budget::default() })
     };
-    assert_told(&gateway, Refusal::MaxConnections, none, Some(&[dead_endpoint()]));
+    assert_answered(&gateway, Refusal::MaxConnections, none, Some(&[dead_endpoint()]));
 }
 
 fn fair_share() {
     let gateway = start(Config { connection_descriptors: 0, ..both() });
-    assert_told(&gateway, Refusal::FairShare, |service| service, Some(&[dead_endpoint()]));
+    assert_answered(&gateway, Refusal::FairShare, |service| service, Some(&[dead_endpoint()]));
 }
 
 fn connection_rate() {
@@ -156,29 +157,29 @@ fn connection_rate() {
         let budget = Budget { max_connections_per_second: Some(0), ..Budget::default() };
         service.policy(|policy| policy.budget = budget)
     };
-    assert_told(&gateway, Refusal::ConnectionRate, none, Some(&[dead_endpoint()]));
+    assert_answered(&gateway, Refusal::ConnectionRate, none, Some(&[dead_endpoint()]));
 }
 
 fn max_connecting() {
     let gateway = start(Config { max_connecting: 0, ..both() });
-    assert_told(&gateway, Refusal::MaxConnecting, |service| service, Some(&[dead_endpoint()]));
+    assert_answered(&gateway, Refusal::MaxConnecting, |service| service, Some(&[dead_endpoint()]));
 }
 
 fn connect_failed() {
     let gateway = start(both());
-    assert_told(&gateway, Refusal::ConnectFailed, |service| service, Some(&[dead_endpoint()]));
+    assert_answered(&gateway, Refusal::ConnectFailed, |service| service, Some(&[dead_endpoint()]));
 }
 
 fn connect_timed_out() {
     let (listener, _waiting) = silent_endpoint();
     let gateway = start(Config { connect_timeout: SHORT, ..both() });
     let address = listener.local_addr().unwrap();
-    assert_told(&gateway, Refusal::ConnectTimedOut, |service| service, Some(&[address]));
+    assert_answered(&gateway, Refusal::ConnectTimedOut, |service| service, Some(&[address]));
 }
 
 fn own_listener() {
     let gateway = start(both());
-    assert_told(&gateway, Refusal::OwnListener, |service| service, Some(&[sni_address(&gateway)]));
+    assert_answered(&gateway, Refusal::OwnListener, |service| service, Some(&[sni_address(&gateway)]));
 }
 
 fn max_handshakes() {
@@ -329,7 +330,7 @@ fn idle() {
 }
 
 fn endpoint_removed() {
-    let tunnel = Tunnel::open(|config| config.departed_timeout = Some(SHORT));
+    let tunnel = Tunnel::open(|config| config.removed_endpoint_timeout = Some(SHORT));
     expose(&tunnel.secure.gateway, &[dead_endpoint()]);
     tunnel.assert_cut(End::EndpointRemoved);
 }
@@ -406,7 +407,7 @@ fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
 
 /// Exposes a Service, if it has `endpoints` at all, and asks for it by server name and by CONNECT: alert and
 /// status are those of the row.
-fn assert_told(
+fn assert_answered(
     gateway: &Gateway,
     refusal: Refusal,
     change: impl Fn(Service) -> Service,

@@ -386,7 +386,7 @@ impl Flags {
                 node_port: flags.node_port_idle_timeout.0,
                 tunnel_stream: limit(flags.tunnel_stream_idle_timeout, seed.tunnel_stream_idle),
             },
-            departed_timeout: flags.departed_timeout.0,
+            removed_endpoint_timeout: flags.departed_timeout.0,
             budget: Budget {
                 max_connections: self.budgets.max_connections_per_cluster,
                 max_connections_per_second: self.budgets.max_connection_rate_per_cluster,
