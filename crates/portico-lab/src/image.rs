@@ -2,7 +2,8 @@
 //!
 //! An image is a tar in the docker-archive layout: a manifest, a config and one layer. That is all
 //! `ctr images import` asks for, so no registry and no builder is needed. [`Image::from_containerfile`]
-//! packs what a `Containerfile` of a static binary says, so that tests run the image that ships.
+//! packs what a `Containerfile` of a static binary says, so that tests run the image as it ships, with a
+//! binary that is built quickly.
 
 use std::fs::{self, File};
 use std::io::Cursor;
