@@ -13,10 +13,10 @@ use tokio::time::timeout;
 
 use crate::credentials::{CredentialsSource, Secret};
 use crate::error::{DialError, HeadLimit, Refused, Schemes, Sent};
-use crate::printable::printable;
 use crate::proxy::Proxy;
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
+use crate::text::printable;
 
 /// The largest head of an answer, with the interim ones (1xx) before it. Those of proxies have some hundred
 /// bytes, with cookies a few thousand.

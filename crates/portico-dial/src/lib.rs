@@ -4,7 +4,8 @@
 //! A [`Target`] is what an operator writes. [`Dialer`] resolves it, connects, and asks a proxy for the rest
 //! of the way. [`ClientTls`] speaks TLS to the target or to the proxy. [`TokenFile`] holds a bearer token,
 //! and [`FileSet`] with [`FolderWatch`] says when to read such files again. Which address to try, when and
-//! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind.
+//! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind. [`text`] makes
+//! what a peer says fit for a log.
 
 mod client_tls;
 mod connect;
@@ -15,7 +16,6 @@ mod error;
 mod file_set;
 mod happy_eyeballs;
 pub mod pem;
-mod printable;
 mod provider;
 mod proxy;
 mod resolve;
@@ -25,6 +25,7 @@ mod setting;
 mod socket;
 mod target;
 mod tcp;
+pub mod text;
 mod token_file;
 
 pub use client_tls::{
@@ -34,7 +35,6 @@ pub use credentials::{CREDENTIALS_VARIABLE, CredentialsError, CredentialsSource}
 pub use dialer::{DialTimeouts, Dialer, ProxyFiles};
 pub use error::{ConnectAnyError, DialError, HeadLimit, Refused, Schemes, Sent};
 pub use file_set::{FileSet, FolderWatch};
-pub use printable::printable;
 pub use provider::{TLS_BUFFER, install_provider, provider};
 pub use proxy::{Proxy, UrlProblem};
 pub use resolve::{ResolveError, Resolved};

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::join::{Answer, Member};
-use super::upkeep::{Alarm, Seen};
+use super::maintenance::{Alarm, Seen};
 
 /// For a question. A member that starts answers none, and the caller has something else to do.
 const QUESTION: Duration = Duration::from_secs(1);

@@ -1,14 +1,14 @@
 //! What runs etcd in the pods of a control plane, and looks after it while it runs.
 //!
 //! `join` decides, from the folder of the data and from what other members say, how a member starts;
-//! `upkeep` decides what a running ring needs. Both are plain functions; `client` asks and does. etcd's
+//! `maintenance` decides what a running ring needs. Both are plain functions; `client` asks and does. etcd's
 //! JSON gateway is spoken, which every member serves: a dozen calls need no gRPC library, of which this
 //! program has none.
 
 mod arguments;
 mod client;
 mod join;
-mod upkeep;
+mod maintenance;
 
 use std::convert::Infallible;
 use std::os::unix::process::ExitStatusExt;
@@ -77,7 +77,7 @@ pub async fn run(
     };
     match decided {
         Ok(()) => {
-            let looks = upkeep::run(&client, &own, launch.look_every);
+            let looks = maintenance::run(&client, &own, launch.look_every);
             supervise(&arguments.command, looks, asked_to_stop).await
         }
         Err(why) => Ok(Ended::Refused(why)),
@@ -136,13 +136,13 @@ async fn supervise(
         .with_context(|| format!("starting {program}; give etcd, or its path, after --"))?;
     let pid = etcd.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let mut looks = pin!(looks);
-    let mut told = false;
+    let mut stopping = false;
     loop {
         tokio::select! {
-            ended = etcd.wait() => return Ok(end(ended.context("waiting for etcd")?, told)),
+            ended = etcd.wait() => return Ok(end(ended.context("waiting for etcd")?, stopping)),
             signal = asked_to_stop() => {
                 info!(%signal, "passed on to etcd");
-                told = true;
+                stopping = true;
                 if let Some(pid) = pid {
                     // An error means that it has ended by itself.
                     let _ = kill_process(pid, Signal::TERM);
@@ -153,11 +153,11 @@ async fn supervise(
     }
 }
 
-/// As etcd ended, so does this; by the signal that it was `told` to end by is a good end.
-fn end(status: ExitStatus, told: bool) -> Ended {
+/// As etcd ended, so does this; while `stopping`, the end by the signal that was passed on is a good one.
+fn end(status: ExitStatus, stopping: bool) -> Ended {
     match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Done,
-        (None, Some(signal)) if told && signal == Signal::TERM.as_raw() => Ended::Done,
+        (None, Some(signal)) if stopping && signal == Signal::TERM.as_raw() => Ended::Done,
         (code, signal) => Ended::Failed(code.or(signal.map(|signal| 128 + signal)).unwrap_or(1)),
     }
 }

@@ -167,8 +167,8 @@ pub fn doors_of_services(
     };
     let open: Vec<(ExposeStrategy, Address)> = open.map(|strategy| (strategy, address(strategy))).collect();
     let by_url: Vec<_> = open.iter().map(|(strategy, address)| (*strategy, &*address.url)).collect();
-    let told = &*scope.cluster.status.address.url;
-    let now = Now::rebuilt(&by_url, told, scope.decision.strategy, clock)?;
+    let published = &*scope.cluster.status.address.url;
+    let now = Now::rebuilt(&by_url, published, scope.decision.strategy, clock)?;
     let of = |door: ExposeStrategy| open.iter().find(|(strategy, _)| *strategy == door);
     let address = |door| of(door).map(|(_, address)| address.clone()).unwrap_or_default();
     Some(Doors {
@@ -350,11 +350,11 @@ pub fn remembered_node_port(
     // What the status tells is of the first door.
     let first = doors.map_or(exposure.plan.decision.strategy, |doors| doors.now.first);
     let in_status = (first, cluster.status.address.port);
-    let mut told = [Some(in_status)].into_iter().chain(recorded).flatten().filter_map(|(strategy, port)| {
+    let mut ports = [Some(in_status)].into_iter().chain(recorded).flatten().filter_map(|(strategy, port)| {
         // Without NodePorts it is a port of the gateway, which clusters share.
         port.filter(|&number| strategy::of(strategy).has_node_ports() && number != APISERVER_PORT)
     });
-    let number = told.next().filter(|_| by_port)?;
+    let number = ports.next().filter(|_| by_port)?;
     Some((APISERVER, number))
 }
 

@@ -7,7 +7,7 @@
 //!
 //! [`step`] takes one decision from plain values. The exposure controller observes, writes the record first,
 //! and then opens and closes what the record says: a process that is killed in between leaves no door that
-//! nobody knows of. Nothing ends by a time limit: a proof that does not come is waited for and told.
+//! nobody knows of. Nothing ends by a time limit: a proof that does not come is waited for and reported.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ pub mod plan;
 pub mod quiet;
 pub mod waves;
 
-/// A door that was used within that time is told of as in use.
+/// A door that was used within that time is reported as in use.
 const RESTS: SignedDuration = SignedDuration::from_mins(1);
 
 /// The doors of a cluster, and how far it is between them: what its ExposedCluster records.
@@ -76,9 +76,9 @@ pub enum Proof {
     Endpoints,
     /// kube-proxy and the Konnectivity agents are rolled out with the first door.
     Rollouts,
-    /// Every ready node uses the first door. One that is away is told of, and does not hold up the others.
+    /// Every ready node uses the first door. One that is away is reported, and does not hold up the others.
     Nodes,
-    /// Every node is ready. Nothing waits for that: one that is not is told of, for it keeps its address.
+    /// Every node is ready. Nothing waits for that: one that is not is reported, for it keeps its address.
     Present,
     /// Nothing that belongs to the second door alone is left inside the cluster.
     GoneInside,
@@ -91,14 +91,14 @@ pub enum Proof {
 pub enum Fact {
     /// It holds.
     So,
-    /// It does not, or cannot be told: which object, and why.
+    /// It does not, or that is unknown: which object, and why.
     NotSo(String),
 }
 
 /// What was observed of the use of the second door.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
-    /// It is in use, or that cannot be told: by which clients, or why not.
+    /// It is in use, or that is unknown: by which clients, or why.
     Used(String),
     /// No connection is open, and none was since then.
     Unused {
@@ -160,18 +160,18 @@ impl Now {
 
     /// What is to be taken as recorded of a cluster whose ExposedCluster is gone, for instance because
     /// somebody deleted it half-way. `open` are its doors that are there, each with the URL by which it is
-    /// reached, and `told` is the URL in its status. `None` if no door is open: it is a new cluster.
+    /// reached, and `published` is the URL in its status. `None` if no door is open: it is a new cluster.
     ///
     /// Of two doors the first is the one that users have been told of; if it is neither, the one that is not
     /// wanted, so that the other is proven before anybody is told of it. Either way all proofs of the way are
     /// made again, and nothing closes before.
     pub fn rebuilt(
         open: &[(ExposeStrategy, &str)],
-        told: &str,
+        published: &str,
         wanted: ExposeStrategy,
         clock: Timestamp,
     ) -> Option<Self> {
-        let of_url = || open.iter().find(|&&(_, url)| url == told);
+        let of_url = || open.iter().find(|&&(_, url)| url == published);
         let of_others = || open.iter().find(|&&(strategy, _)| strategy != wanted);
         let &(first, _) = of_url().or_else(of_others).or(open.first())?;
         let others = || open.iter().map(|&(strategy, _)| strategy).filter(|&strategy| strategy != first);

@@ -49,9 +49,9 @@ pub(crate) struct Facts<'a> {
     pub(crate) configs: Configs,
 }
 
-/// What pods are told of Secrets, so that a change replaces them. Certificates and keys of servers and
-/// clients are not among it: programs read those files again, and a renewal restarts nothing. Of a
-/// kubeconfig, the address and the authority are.
+/// Digests of Secrets, for the templates of pods: a change replaces the pods. Certificates and keys of
+/// servers and clients are not in them: programs read those files again, and a renewal restarts nothing. Of
+/// a kubeconfig, the address and the authority are.
 pub fn digests(secrets: &Secrets) -> Digests {
     let read_once = |name: &str, key: &str| match LEAVES.iter().find(|leaf| leaf.secret == name) {
         None => true,
@@ -59,9 +59,9 @@ pub fn digests(secrets: &Secrets) -> Digests {
     };
     let of = |(name, data): (&String, &BTreeMap<String, String>)| {
         let data = data.iter().map(|(key, value)| (&**key, &**value));
-        let mut told = data.filter(|(key, _)| read_once(name, key)).peekable();
-        told.peek()?;
-        Some((name.clone(), digest(told)))
+        let mut values = data.filter(|(key, _)| read_once(name, key)).peekable();
+        values.peek()?;
+        Some((name.clone(), digest(values)))
     };
     secrets.iter().filter_map(of).collect()
 }

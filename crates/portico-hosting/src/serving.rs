@@ -75,7 +75,7 @@ pub enum Unapproved {
     #[error("it is for another signer")]
     Signer,
     /// No node asks.
-    #[error("the one who asks is no node")]
+    #[error("the client is no node")]
     NoNode,
     /// It is to be used for more than serving.
     #[error("the usages are not those of a server")]

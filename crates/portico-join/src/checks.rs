@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use jiff::{SignedDuration, Timestamp};
-use portico_kube::text::one_line;
+use portico_dial::text::one_line;
 use serde_json::Value;
 
 /// Certificates begin at most this much before they are issued, and tokens end by the minute.
@@ -313,11 +313,11 @@ mod tests {
 
     #[test]
     fn name_servers_that_are_the_machine_itself_are_told() {
-        let told = |text: &str| name_servers("/etc/resolv.conf", text);
-        assert_eq!(told("nameserver 192.0.2.53\n"), None);
-        assert_eq!(told("nameserver 127.0.0.53\nnameserver 2001:db8::53\n"), None);
-        assert!(told("# nameserver 192.0.2.53\n").unwrap().contains("no name server"));
-        assert!(told("search a\nnameserver 127.0.0.53\n").unwrap().contains("systemd-resolved"));
+        let finding = |text: &str| name_servers("/etc/resolv.conf", text);
+        assert_eq!(finding("nameserver 192.0.2.53\n"), None);
+        assert_eq!(finding("nameserver 127.0.0.53\nnameserver 2001:db8::53\n"), None);
+        assert!(finding("# nameserver 192.0.2.53\n").unwrap().contains("no name server"));
+        assert!(finding("search a\nnameserver 127.0.0.53\n").unwrap().contains("systemd-resolved"));
     }
 
     #[test]

@@ -9,13 +9,13 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow};
 use jiff::Timestamp;
+use portico_dial::text::one_line;
 use portico_dial::{Dialer, ProxyError, ProxyFiles, ProxySetting, server_url};
 use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::{CaHash, pinned};
 use portico_kube::foreign::{Foreign, ForeignError};
-use portico_kube::text::one_line;
 use portico_pki::{Credential, Kubeconfig};
 use serde_json::{Value, json};
 
@@ -106,7 +106,7 @@ async fn questions(
     let object = inside.get(KUBELET_CONFIG).await.map_err(explained)?.ok_or_else(|| {
         anyhow!(
             "there is no ConfigMap kube-system/kubelet-config: Portico exposes this cluster, and does not \
-             host it. Machines join as the one who made its control plane says"
+             host it. How machines join depends on what made its control plane"
         )
     })?;
     let kubelet = KubeletConfig::read(&object)?;

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use portico_dial::text;
 use portico_kube::foreign::{Foreign, ForeignError};
-use portico_kube::text;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 

@@ -59,8 +59,8 @@ pub fn before(paths: &Paths, pins: &[CaHash]) -> anyhow::Result<Before> {
     let has_kubeconfig = paths.kubeconfig().exists();
     match record(paths)? {
         None if has_kubeconfig => bail!(
-            "{} exists and `portico join` did not make it: this machine belongs to a cluster already. If it \
-             is to leave that, `kubeadm reset`, or as the one says who had it join",
+            "{} exists and `portico join` did not make it: this machine belongs to a cluster already. To \
+             leave that, run `kubeadm reset`, or undo what joined it",
             paths.kubeconfig().display()
         ),
         None => Ok(Before::Open { ours: Vec::new() }),

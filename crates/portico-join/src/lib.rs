@@ -1,8 +1,8 @@
 //! What `portico join` does on a machine that becomes a node of a hosted cluster, part by part.
 //!
 //! The cluster is asked ([`cluster`]), the machine looked at ([`checks`]), what its agents go to tried
-//! ([`ways`]), files written ([`files`]), the kubelet started ([`kubelet`]), with which this process may stay
-//! ([`staying`]). [`draining`] empties the node. The verb says in which order.
+//! ([`reachability`]), files written ([`files`]), the kubelet started ([`kubelet`]), with which this process
+//! may stay ([`kubelet_process`]). [`draining`] empties the node. The verb says in which order.
 //!
 //! What is written, and what a machine trusts, is decided in `portico_hosting::join`.
 
@@ -11,5 +11,5 @@ pub mod cluster;
 pub mod draining;
 pub mod files;
 pub mod kubelet;
-pub mod staying;
-pub mod ways;
+pub mod kubelet_process;
+pub mod reachability;

@@ -18,6 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Client;
 use kube::client::Body;
 use portico_dial::Dialer;
+use portico_dial::text::one_line;
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::time::timeout;
@@ -27,7 +28,6 @@ use crate::apply::{contains, is_applied, is_ours};
 use crate::client::{self, ClientError};
 use crate::error::describe;
 use crate::json::may_hold_more_than;
-use crate::text::one_line;
 
 mod metadata;
 mod rows;

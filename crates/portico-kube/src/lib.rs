@@ -7,8 +7,8 @@
 //!
 //! [`mod@watch`] lists and watches with deadlines, whatever the API server does; [`mod@read`] reads one
 //! object or a list, [`patch`] merges into one, [`mod@page`] reads a part of a list; [`foreign`] talks to an
-//! API server that is not trusted; [`json`] bounds what is parsed, [`text`] what is told. What a controller
-//! decides is in `portico-expose` and its like; the controllers are in `portico-operator`.
+//! API server that is not trusted; [`json`] bounds what is parsed. What a controller decides is in
+//! `portico-expose` and its like; the controllers are in `portico-operator`.
 
 pub mod apply;
 pub mod client;
@@ -23,7 +23,6 @@ pub mod page;
 pub mod patch;
 pub mod read;
 pub mod seen;
-pub mod text;
 pub mod watch;
 
 pub use client::{ClientError, client};

@@ -82,15 +82,15 @@ impl Module {
             .spawn()
             .context("starting go")?;
         let stderr = build.stderr.take().context("go has no stderr")?;
-        let (mut packages, mut told, mut last_lines) = (0, Instant::now(), Vec::new());
+        let (mut packages, mut reported, mut last_lines) = (0, Instant::now(), Vec::new());
         for line in BufReader::new(stderr).lines() {
             packages += 1;
             last_lines.push(line.context("reading the output of go")?);
             if last_lines.len() > 20 {
                 last_lines.remove(0);
             }
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
+            if reported.elapsed() >= PROGRESS {
+                reported = Instant::now();
                 say(format_args!(
                     "  {packages} packages compiled or fetched, {} s",
                     start.elapsed().as_secs()

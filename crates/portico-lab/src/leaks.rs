@@ -27,8 +27,8 @@ pub fn run_alone(test: &str) -> Result<()> {
     let program = std::env::current_exe().context("cannot find this test program")?;
     let output =
         Command::new(program).args(["--ignored", "--exact", test]).output().context("cannot run it")?;
-    let told = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     // A name that no test has passes, too.
-    ensure!(output.status.success() && told.contains("1 passed"), "{told}");
+    ensure!(output.status.success() && text.contains("1 passed"), "{text}");
     Ok(())
 }

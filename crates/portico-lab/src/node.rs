@@ -153,7 +153,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Ends the kubelet, and undoes what [`join_by`](Self::join_by) had written. Returns what is told of it.
+    /// Ends the kubelet, and undoes what [`join_by`](Self::join_by) had written. Returns what
+    /// `portico join` printed.
     pub fn leave(&mut self) -> Result<String> {
         if let Some(kubelet) = self.kubelet.take() {
             kubelet.stop(STARTING)?;
@@ -162,7 +163,7 @@ impl Node {
     }
 
     /// Leads the kubelet to the API server at this URL from now on, where [`join_by`](Self::join_by) started
-    /// it. Returns what is told of it.
+    /// it. Returns what `portico join` printed.
     pub fn move_to(&self, server: &str) -> Result<String> {
         self.portico_join(&["move", "--server", server])
     }

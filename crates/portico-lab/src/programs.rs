@@ -82,11 +82,12 @@ pub fn find(program: &str) -> Result<PathBuf> {
 
 /// The shared libraries that a program needs, the loader among them.
 pub(crate) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let told = Command::new("ldd").arg(program).output().context("starting ldd (Debian package libc-bin)")?;
-    let told = String::from_utf8_lossy(&told.stdout);
-    let paths = told.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
+    let output =
+        Command::new("ldd").arg(program).output().context("starting ldd (Debian package libc-bin)")?;
+    let output = String::from_utf8_lossy(&output.stdout);
+    let paths = output.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
     let libraries: Vec<PathBuf> = paths.collect();
-    ensure!(!libraries.is_empty(), "ldd names no library of {}: {told}", program.display());
+    ensure!(!libraries.is_empty(), "ldd names no library of {}: {output}", program.display());
     Ok(libraries)
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Cache<K: Resource + 'static> {
 struct Ahead<K: Resource + 'static> {
     /// Written by this process.
     written: Objects<K>,
-    /// The newest version that the watch has told of, of any object.
+    /// The newest version of any object that the watch has brought.
     watched: u64,
 }
 
@@ -43,7 +43,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
         (Self { store, ahead, listed: AtomicBool::new(false) }, writer)
     }
 
-    /// The objects as the watch brought them, without own writes that it has not told of yet.
+    /// The objects as the watch brought them, without own writes that it has not brought yet.
     pub(crate) fn store(&self) -> Store<Seen<K>> {
         self.store.clone()
     }
@@ -84,7 +84,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
         self.ahead().written.remove(&key(namespace, name));
     }
 
-    /// The watch has told of an object, and the store has what it said.
+    /// The watch has brought an object, and the store has it.
     fn watched(&self, seen: &Seen<K>) {
         let mut ahead = self.ahead();
         ahead.watched = ahead.watched.max(version(seen));

@@ -27,7 +27,7 @@ const MARGIN: SignedDuration = SignedDuration::from_mins(1);
 /// How often to look whether a clock that is off is right again.
 pub(crate) const CLOCK_PERIOD: Duration = Duration::from_secs(30);
 
-/// The reason of what a wrong clock is told by.
+/// The reason of the condition and the Event about a wrong clock.
 pub(crate) const CLOCK_OFF: &str = "ClockOff";
 
 /// How much `now` is ahead of the API server. Nothing if it does not tell: then others tell of that.

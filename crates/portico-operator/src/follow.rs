@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use crate::status::{StatusHandle, WatchStatus};
-use crate::tally::{Queue, Tally};
+use crate::work_counters::{Queue, WorkCounters};
 
 /// HTTP status of a kind that is not served: no KKP, or one that is installed later.
 const NOT_FOUND: u16 = 404;
@@ -168,26 +168,26 @@ pub(crate) async fn drive<K, C, E, F>(
     store: Store<K>,
     triggers: impl Stream<Item = Vec<ObjectRef<K>>>,
     concurrency: u16,
-    tally: Tally,
+    counters: WorkCounters,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
     C: Send + Sync + 'static,
     E: std::error::Error + Send + 'static,
     F: Future<Output = Result<Action, E>> + Send + 'static,
 {
-    let queue = Queue::new(tally.clone());
+    let queue = Queue::new(counters.clone());
     let (begins, gone) = (queue.clone(), queue.clone());
     let reconcile = move |object: Arc<K>, context| {
         let reference = ObjectRef::from_obj(&*object);
         begins.take(&reference);
-        let tally = tally.clone();
+        let counters = counters.clone();
         // A defect that one object brings to light stops no other. What passes share is behind locks that
         // outlive a panic, and each pass compares anew.
         let pass = AssertUnwindSafe(reconcile(object, context)).catch_unwind();
         pass.map(move |done| {
             done.unwrap_or_else(|_| {
                 error!(object = %reference, "a pass panicked: a defect, please report it; tried again later");
-                tally.failed("Panicked");
+                counters.failed("Panicked");
                 Ok(Action::requeue(AFTER_A_PANIC))
             })
         })
@@ -291,8 +291,9 @@ mod tests {
             let work: Vec<ObjectRef<ConfigMap>> = received.recv().await?;
             Some((work, received))
         });
-        let (tally, retry) = (Tally::new("maps", &status), |_, _: &Never, _| Action::await_change());
-        let driven = drive(reconcile, retry, Arc::clone(&permits), store, triggers, 1, tally);
+        let (counters, retry) =
+            (WorkCounters::new("maps", &status), |_, _: &Never, _| Action::await_change());
+        let driven = drive(reconcile, retry, Arc::clone(&permits), store, triggers, 1, counters);
         let driven = tokio::spawn(driven);
         let change = async |names: &[&str]| {
             changes.send(names.iter().map(|name| ObjectRef::new(name)).collect()).await.unwrap();
@@ -318,10 +319,11 @@ mod tests {
             Ok(Action::await_change())
         };
         let status = StatusHandle::default();
-        let (tally, retry) = (Tally::new("maps", &status), |_, _: &Never, _| Action::await_change());
+        let (counters, retry) =
+            (WorkCounters::new("maps", &status), |_, _: &Never, _| Action::await_change());
         let both = vec![ObjectRef::new("a"), ObjectRef::new("b")];
         let triggers = stream::once(ready(both)).chain(stream::pending());
-        let driven = drive(panics_at_a, retry, Arc::clone(&passes), store, triggers, 1, tally);
+        let driven = drive(panics_at_a, retry, Arc::clone(&passes), store, triggers, 1, counters);
         let driven = tokio::spawn(driven);
         sleep(AFTER_A_PANIC + Duration::from_secs(1)).await;
         let mut made = std::mem::take(&mut *passes.lock().unwrap());

@@ -13,8 +13,8 @@ use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
 use tokio::sync::watch as channel;
 
-use crate::above::Above;
 use crate::cache::{Cache, api};
+use crate::installation::Installation;
 use crate::status::StatusHandle;
 
 /// Whether KKP's controllers keep the clusters.
@@ -31,7 +31,7 @@ pub(crate) enum Kkp {
 #[derive(Clone)]
 pub(crate) struct KkpWatch {
     deployments: Arc<Cache<Deployment>>,
-    above: Above,
+    installation: Installation,
     changes: channel::Receiver<()>,
 }
 
@@ -39,7 +39,7 @@ impl KkpWatch {
     /// Returns what is known, and the work that keeps it so.
     pub(crate) fn new(
         client: &Client,
-        above: &Above,
+        installation: &Installation,
         status: &StatusHandle,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (deployments, writer) = Cache::new();
@@ -47,8 +47,8 @@ impl KkpWatch {
         let (changed, changes) = channel::channel(());
         let signs = signs(api(client, ""), Some(DEPLOYMENT));
         let followed = Arc::clone(&deployments);
-        let (status, above) = (status.clone(), above.clone());
-        let namespaces = stream::unfold(above.changes(), async |mut changes| {
+        let (status, installation) = (status.clone(), installation.clone());
+        let namespaces = stream::unfold(installation.changes(), async |mut changes| {
             changes.changed().await.ok()?;
             Some(((), changes))
         });
@@ -61,7 +61,7 @@ impl KkpWatch {
                 followed.follow(signs, |seen| selects_its_pods(&seen.value()), writer, status).map(drop);
             stream::select(followed, namespaces).for_each(tell).await;
         };
-        (Self { deployments, above, changes }, work)
+        (Self { deployments, installation, changes }, work)
     }
 
     /// Whether they do now.
@@ -71,7 +71,7 @@ impl KkpWatch {
         }
         // One without replicas may have some again in a minute.
         let found = self.deployments.all();
-        let (seeds, configurations) = (&self.above.seeds, &self.above.configurations);
+        let (seeds, configurations) = (&self.installation.seeds, &self.installation.configurations);
         let here = |seen: &&Arc<Seen<Deployment>>| {
             let namespace = seen.namespace().unwrap_or_default();
             seeds.are_in(&namespace) || configurations.are_in(&namespace)

@@ -1,16 +1,15 @@
 //! The controllers of a seed, on [`kube::runtime::controller::applier`], and what they share.
 //!
 //! `controllers` has them, a file or a folder each, and runs them with what `manager` shares among them;
-//! `leadership` decides whether they write. `follow`, `above`, `clusters` and `cache` watch what they work
-//! from, `contention` gives way to other writers, `outage` tells when the seed was away, and `tally` counts
-//! what each did. [`mesh`] puts on nodes what `portico-preflight` finds between them, and [`monitored`] knows
-//! the control planes whose metrics are read.
+//! `leadership` decides whether they write. `follow`, `installation`, `clusters` and `cache` watch what
+//! they work from, `contention` gives way to other writers, `outage` tells when the seed was away, and
+//! `work_counters` count what each did. [`mesh`] puts on nodes what `portico-preflight` finds between them,
+//! and [`monitored`] knows the control planes whose metrics are read.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
 //! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process
 //! with fewer rights.
 
-mod above;
 mod ask;
 mod cache;
 mod clock;
@@ -19,6 +18,7 @@ mod condition;
 mod contention;
 mod controllers;
 mod follow;
+mod installation;
 mod issued;
 mod kkp;
 mod leadership;
@@ -29,21 +29,15 @@ mod observed;
 mod outage;
 mod slot;
 mod status;
-mod tally;
 #[cfg(test)]
 mod testing;
+mod work_counters;
 mod write;
 
-pub use controllers::components::ComponentSettings;
-pub use controllers::exposure::ExposureSettings;
-pub use controllers::front::Settings;
-pub use controllers::hosting::HostingSettings;
-pub use controllers::user_cluster::UserClusterSettings;
-pub use controllers::webhook::{Reached, WebhookSettings};
-pub use controllers::{Operator, OperatorError, front};
+pub use controllers::*;
 pub use status::{
     ClusterInfo, ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus,
     PartReport, PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle, WatchStatus,
     WebhookStatus,
 };
-pub use tally::WorkStatus;
+pub use work_counters::WorkStatus;

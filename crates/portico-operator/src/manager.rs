@@ -5,9 +5,9 @@ use portico_kube::events::Events;
 use portico_kube::leader::Leads;
 use tokio::sync::watch as channel;
 
-use crate::above::Above;
 use crate::clusters::ClusterWatch;
 use crate::controllers::exposed::ExposedWatch;
+use crate::installation::Installation;
 use crate::kkp::KkpWatch;
 use crate::observed::Observed;
 use crate::status::StatusHandle;
@@ -19,7 +19,7 @@ pub(crate) struct Manager {
     pub(crate) clusters: ClusterWatch,
     pub(crate) exposed: ExposedWatch,
     /// Seeds and configurations.
-    pub(crate) above: Above,
+    pub(crate) installation: Installation,
     pub(crate) kkp: KkpWatch,
     /// What one controller saw of clusters that migrate, for another.
     pub(crate) observed: Observed,

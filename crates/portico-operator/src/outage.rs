@@ -15,7 +15,7 @@ use tracing::warn;
 use crate::kkp::{Kkp, KkpWatch};
 
 /// What is shorter is a restart of the API server, which concerns nobody.
-const TOLD: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(30);
 
 /// How long a replica waits to lead again. One that leads instead tells of what it saw itself.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ impl Outage {
             return;
         }
         let away = self.since.take().map(|since| now.duration_since(since));
-        if let Some(away) = away.filter(|away| *away >= TOLD) {
+        if let Some(away) = away.filter(|away| *away >= LONG) {
             self.over.send_replace(away);
         }
     }

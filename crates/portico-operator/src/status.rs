@@ -11,7 +11,7 @@ use portico_expose::front::Waiting;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::tally::WorkStatus;
+use crate::work_counters::WorkStatus;
 
 /// The status of the controllers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

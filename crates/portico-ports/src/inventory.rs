@@ -6,7 +6,7 @@
 //! user: [any]
 //! ```
 //!
-//! Everything that is wrong with it is told at once, each with its line and what to do.
+//! Everything that is wrong with it is reported at once, each with its line and what to do.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +27,7 @@ const ANY: &str = "any";
 /// Most addresses of one inventory: a site of hundreds of clusters lists networks, not every machine.
 const MAX_ADDRESSES: usize = 20_000;
 
-/// Most problems that are told: a file of another format would otherwise be reported line by line.
+/// Most problems that are reported: a file of another format would otherwise be reported line by line.
 const MAX_PROBLEMS: usize = 100;
 
 /// Which addresses have which role.
@@ -241,7 +241,7 @@ impl Reader {
         let mut placed = std::mem::take(&mut self.placed);
         placed.sort_by_key(|(network, _, line)| (*network, *line));
         let mut around: Vec<(IpNet, &'static Role, u32)> = Vec::new();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (network, role, line) in placed {
             around.retain(|(wide, ..)| wide.contains(&network));
             for &(wide, other, other_line) in &around {
@@ -250,8 +250,8 @@ impl Reader {
                 if role.key == other.key {
                     let message = format!("{}: {network} is in {wide} of line {first}", role.key);
                     self.problem(second, message, "leave one of them out");
-                } else if !may_share(role, other, facts) && !told.contains(&pair) {
-                    told.push(pair);
+                } else if !may_share(role, other, facts) && !reported.contains(&pair) {
+                    reported.push(pair);
                     let message =
                         format!("{network} ({}) and {wide} ({}, line {first}) overlap", role.key, other.key);
                     let remedy =

@@ -314,17 +314,17 @@ impl Maker<'_> {
     /// Where the other end of a flow is, as objects tell, or else as the inventory says.
     fn destination(&self, role: &Role, flow: &Flow) -> Addresses {
         let hosts = flow.hosts.iter().filter(|_| !is_provider(flow.row));
-        let mut told = Addresses::default();
+        let mut addresses = Addresses::default();
         for text in hosts.chain(&flow.addresses) {
             match text.parse::<IpAddr>() {
-                Ok(address) => told.networks.push(address.into()),
-                Err(_) => told.names.push(text.as_str().into()),
+                Ok(address) => addresses.networks.push(address.into()),
+                Err(_) => addresses.names.push(text.as_str().into()),
             }
         }
-        if told == Addresses::default() {
+        if addresses == Addresses::default() {
             return self.site.inventory.addresses(role).unwrap_or_default();
         }
-        told
+        addresses
     }
 
     /// The API of a provider, which the model knows by name.

@@ -83,7 +83,7 @@ pub struct Outcome {
     pub seen: Seen,
     /// The responder that answered over TCP.
     pub responder: Option<Responder>,
-    /// How far the other clock is ahead, where it was told.
+    /// How far the other clock is ahead, where it is known.
     pub ahead_millis: Option<i64>,
 }
 
@@ -225,15 +225,15 @@ mod tests {
         let dialer = || Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
         let tools = Tools { dialer: dialer(), direct: dialer(), limits: Limits::default() };
         let start = Instant::now();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let outcomes = run(&checks, &tools, Pace { parallel: 10, per_second: 100 }, |index, outcome| {
-            told.push(index);
+            reported.push(index);
             assert_ne!(outcome.seen.kind(), "answered");
         });
         let outcomes = outcomes.await;
         assert_eq!(start.elapsed(), Duration::from_secs(1));
         assert_eq!(outcomes.len(), 100);
-        told.sort_unstable();
-        assert_eq!(told, (0..100).collect::<Vec<_>>());
+        reported.sort_unstable();
+        assert_eq!(reported, (0..100).collect::<Vec<_>>());
     }
 }

@@ -9,9 +9,9 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, MigrationState};
 use portico_api::meta::Kind;
 use portico_api::strategy::ExposeStrategy;
+use portico_dial::text::one_line;
 use portico_expose::migration::{Now, Second};
 use portico_kube::read::ReadError;
-use portico_kube::text::one_line;
 use portico_kube::{Client, read};
 use portico_source::{ManifestProblem, Object};
 use serde::Serialize;
@@ -161,21 +161,21 @@ mod tests {
     #[test]
     fn a_migration_is_told_from_the_door_that_is_left_to_the_other() {
         let waits = json!({"status": "False", "reason": "Opening", "message": "waits for its address"});
-        let told = |cluster: &Cluster, now| migration(cluster, now).map(|it| (it.doors(), it.describe()));
-        let text = |doors: &str, told: &str| Some((doors.to_owned(), told.to_owned()));
+        let shown = |cluster: &Cluster, now| migration(cluster, now).map(|it| (it.doors(), it.describe()));
+        let text = |doors: &str, shown: &str| Some((doors.to_owned(), shown.to_owned()));
         let there = cluster("Tunneling", &waits);
         assert_eq!(
-            told(&there, at(NodePort, Tunneling, Opening)),
+            shown(&there, at(NodePort, Tunneling, Opening)),
             text("NodePort -> Tunneling", "Opening: waits for its address")
         );
         let settled = json!({"status": "True", "reason": "Settled", "message": "of before"});
         let there = cluster("Tunneling", &settled);
         assert_eq!(
-            told(&there, at(Tunneling, NodePort, MovingNodes)),
+            shown(&there, at(Tunneling, NodePort, MovingNodes)),
             text("NodePort -> Tunneling", "MovingNodes")
         );
-        assert_eq!(told(&there, Now::settled(NodePort)), text("NodePort -> Tunneling", "Wanted"));
-        assert_eq!(told(&there, Now::settled(Tunneling)), None);
+        assert_eq!(shown(&there, Now::settled(NodePort)), text("NodePort -> Tunneling", "Wanted"));
+        assert_eq!(shown(&there, Now::settled(Tunneling)), None);
     }
 
     #[test]

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use portico_dial::text::{self, one_line};
 use portico_hosting::serving;
 use portico_kube::foreign::{Foreign, ForeignError};
-use portico_kube::text::{self, one_line};
 use serde::Serialize;
 use serde_json::Value;
 

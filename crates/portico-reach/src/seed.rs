@@ -24,7 +24,7 @@ use crate::doors::{self, Doors, Migration};
 use crate::gateways::{Gateways, LoadBalancers};
 use crate::links::{self, Link};
 use crate::orphans::{self, Orphan};
-use crate::{here, inside};
+use crate::{inside, local_view};
 
 /// Where the gateways of a seed are.
 #[derive(Debug, Clone)]
@@ -173,7 +173,7 @@ impl SeedSnapshot {
         if found.broken().is_none()
             && let Some(cluster) = self.clusters.get(name.as_str())
         {
-            here::try_address(&mut found, cluster).await;
+            local_view::try_address(&mut found, cluster).await;
             if found.broken().is_none() {
                 inside::try_api_server(&mut found, &self.client, cluster).await;
             }

@@ -10,13 +10,13 @@ use tracing::warn;
 
 use crate::step::ManifestProblem;
 
-/// Most warnings of a reason that are told one by one.
+/// Most warnings of a reason that are listed one by one.
 const MOST_ALIKE: usize = 10;
 
 /// Most problems that are written to the log at a time.
 const MOST_LOGGED: usize = 20;
 
-/// Warnings that differ in their place only.
+/// Warnings of one reason with one remedy.
 #[derive(Debug, Default)]
 struct Alike {
     listed: usize,
@@ -98,12 +98,12 @@ mod tests {
         all.push(problem("00011.yaml", 7, Severity::Warning, "it is skipped"));
         all.push(problem("z.yaml", 1, Severity::Warning, "did you mean v1?"));
         all.extend((0..30).map(|line| problem("broken.yaml", line, Severity::Error, "correct it")));
-        let told = summarised(all);
-        let of = |severity| told.iter().filter(move |problem| problem.severity == severity);
+        let shown = summarised(all);
+        let of = |severity| shown.iter().filter(move |problem| problem.severity == severity);
         assert_eq!((of(Severity::Warning).count(), of(Severity::Error).count()), (12, 30));
         let summary = "there is more like the 10 warnings unknown-kind, in 19990 files; it is skipped";
-        assert!(told.iter().any(|problem| problem.to_string() == summary), "{told:?}");
-        assert!(told.iter().any(|problem| problem.remedy == "did you mean v1?"), "what is rare is not lost");
-        assert!(told.is_sorted());
+        assert!(shown.iter().any(|problem| problem.to_string() == summary), "{shown:?}");
+        assert!(shown.iter().any(|problem| problem.remedy == "did you mean v1?"), "what is rare is not lost");
+        assert!(shown.is_sorted());
     }
 }

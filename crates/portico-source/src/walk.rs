@@ -5,7 +5,7 @@
 //!
 //! Symbolic links to files and to folders are followed. Every folder is entered once, by device and inode,
 //! first under the name that is no link: links that fork or lead back up end there. What a link leads to is
-//! taken as a whole or, beyond [`Limits`], not at all: it may be `/`. Whatever is not read is told.
+//! taken as a whole or, beyond [`Limits`], not at all: it may be `/`. Whatever is not read is reported.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
@@ -200,7 +200,7 @@ impl Walker {
             }
             Ok(metadata) if metadata.is_file() && is_manifest => {
                 self.found.files.push((path, signature(&metadata)));
-                // A longer one is told when it is to be read.
+                // A longer one is reported when it is to be read.
                 Some(metadata.size()).filter(|&size| size <= MAX_FILE).unwrap_or_default()
             }
             Ok(_) if is_manifest => {

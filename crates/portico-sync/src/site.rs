@@ -2,7 +2,7 @@
 //!
 //! A directory may be what a gateway on a directory serves, for which Portico plans Services and NodePorts;
 //! or a copy of a seed (`kubectl get -o yaml`), where KKP's controllers have done so. The second is read as a
-//! gateway in that seed reads it, and compared with what KKP serves ([`crate::today`]).
+//! gateway in that seed reads it, and compared with what KKP serves ([`crate::kkp_proxy`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,9 +23,9 @@ use portico_source::directory::DirectoryError;
 use portico_source::{Loaded, Object, read_directory};
 use thiserror::Error;
 
+use crate::kkp_proxy::{KkpProxy, unprojected};
 use crate::persisted::{PersistedFile, PersistedFileError};
 use crate::pipeline::Pipeline;
-use crate::today::{Today, unprojected};
 
 /// Seed of the allocation of NodePorts: the same directory gives the same ports twice.
 const SEED: u64 = 0;
@@ -152,7 +152,7 @@ impl Site {
         let is_slice = |object: &&Object| matches!(object, Object::EndpointSlice(_));
         let originals = objects.iter().filter(|object| !is_slice(object)).cloned().collect();
         let is_kkp_there = read_as == ReadAs::Seed && !objects.iter().any(is_of_operator);
-        let today = is_kkp_there.then(|| Today::of(&objects, settings.expose_annotations.first()));
+        let proxy = is_kkp_there.then(|| KkpProxy::of(&objects, settings.expose_annotations.first()));
         let mut pipeline = Pipeline::new(index, planner, persisted, SEED);
         if read_as == ReadAs::Seed {
             if objects.iter().any(|object| matches!(object, Object::Seed(_) | Object::Cluster(_))) {
@@ -173,7 +173,7 @@ impl Site {
         let _update = pipeline.commit();
         let ports = pipeline.planner().persisted().node_ports.all();
         let allocated = ports.filter(|(key, _)| !remembered.contains(key)).map(|(_, port)| port).collect();
-        let differences = today.map(|today| today.differences(pipeline.rows())).unwrap_or_default();
+        let differences = proxy.map(|proxy| proxy.differences(pipeline.rows())).unwrap_or_default();
         Self {
             loaded,
             objects: count,

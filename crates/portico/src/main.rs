@@ -20,6 +20,7 @@ mod offline;
 mod outcome;
 mod requirements;
 mod seed;
+mod shell;
 mod verb;
 
 use std::process::ExitCode;

@@ -105,7 +105,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Reads the objects; `None` if no source was named. What cannot be read is told in the log.
+    /// Reads the objects; `None` if no source was named. What cannot be read is reported in the log.
     pub(crate) fn load(&self) -> anyhow::Result<Option<Site>> {
         match (&self.manifests, &self.kubeconfig) {
             (Some(directory), _) => read(directory).map(Some),
@@ -119,7 +119,7 @@ impl Source {
     }
 }
 
-/// Reads a directory of objects. What cannot be read is told in the log.
+/// Reads a directory of objects. What cannot be read is reported in the log.
 pub(crate) fn read(directory: &Path) -> anyhow::Result<Site> {
     let site = Site::read(directory, None, &settings())?;
     ensure!(

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use portico_kube::text;
+use portico_dial::text;
 
 use crate::logging::LogFormat;
 

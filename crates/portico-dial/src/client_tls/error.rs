@@ -8,8 +8,8 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::time::ASN1Time;
 
-use crate::printable::printable;
 use crate::socket::Route;
+use crate::text::printable;
 
 /// A handshake that failed.
 #[derive(Debug)]

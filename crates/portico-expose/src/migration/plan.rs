@@ -1,8 +1,8 @@
-//! What a migration of a cluster would do, told before anybody begins it: both doors, what stands in the way,
+//! What a migration of a cluster would do, before anybody begins it: both doors, what stands in the way,
 //! and each step with the party that acts, its proof, what users notice, and the way back.
 //!
 //! A [`MigrationPlan`] follows from plain values, and nothing is decided here: what happens is what
-//! [`step`](super::step) says. The steps are told per [`Keeper`], because not every cluster can have two
+//! [`step`](super::step) says. The steps are per [`Keeper`], because not every cluster can have two
 //! doors: beside KKP, and with pods that somebody else keeps, the page says what a change costs there.
 
 use std::collections::BTreeSet;

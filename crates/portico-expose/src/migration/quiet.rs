@@ -43,7 +43,7 @@ pub struct Watch {
     /// The record under which it is looked at.
     of: Now,
     /// What each gateway said at the look before, if there was one.
-    told: Option<BTreeMap<IpAddr, (Box<str>, u64)>>,
+    last: Option<BTreeMap<IpAddr, (Box<str>, u64)>>,
     looked: Timestamp,
     used: Timestamp,
     /// The clients that are named, and since when.
@@ -53,7 +53,7 @@ pub struct Watch {
 impl Watch {
     /// Nothing was looked at yet.
     pub fn new(of: Now, clock: Timestamp) -> Self {
-        Self { of, told: None, looked: clock, used: clock, names: None }
+        Self { of, last: None, looked: clock, used: clock, names: None }
     }
 
     /// The record under which the door is looked at. Under another it is another door.
@@ -64,15 +64,15 @@ impl Watch {
     /// Takes in what every gateway says, of which each has answered. Of clients, those are named that came
     /// `within` that time.
     pub fn look(&mut self, answers: &BTreeMap<IpAddr, Counted>, within: Duration, clock: Timestamp) -> Use {
-        let told = answers.iter().map(|(&gateway, it)| (gateway, (it.since.clone(), it.used)));
-        let told = Some(told.collect());
+        let last = answers.iter().map(|(&gateway, it)| (gateway, (it.since.clone(), it.used)));
+        let last = Some(last.collect());
         let open = answers.values().any(|it| it.open > 0);
         let paused = clock.duration_since(self.looked).abs() > PAUSE;
-        let changed = open || paused || told != self.told;
+        let changed = open || paused || last != self.last;
         if changed {
             self.used = clock;
         }
-        (self.told, self.looked) = (told, clock);
+        (self.last, self.looked) = (last, clock);
         let stale = |since: Timestamp| clock.duration_since(since).abs() >= SAME_NAMES;
         if changed && self.names.as_ref().is_none_or(|(since, _)| stale(*since)) {
             self.names = names(answers, within).map(|names| (clock, names));

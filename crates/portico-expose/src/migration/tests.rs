@@ -338,14 +338,14 @@ fn where_nothing_follows_an_order_closes_the_door_that_the_status_does_not_name(
 fn a_lost_record_is_made_again_from_the_doors_that_are_open() {
     let (a, b, c) =
         ((NodePort, "https://a:31234"), (Tunneling, "https://a:6443"), (LoadBalancer, "https://lb"));
-    let rebuilt = |open: &[_], told, wanted| Now::rebuilt(open, told, wanted, time(7)).map(brief);
+    let rebuilt = |open: &[_], published, wanted| Now::rebuilt(open, published, wanted, time(7)).map(brief);
     assert_eq!(rebuilt(&[], "https://a:6443", Tunneling), None);
-    // One door is in force, whatever is wanted and told.
-    for (told, wanted) in [(a.1, NodePort), (a.1, Tunneling), ("", Tunneling)] {
-        assert_eq!(rebuilt(&[a], told, wanted), Some((NodePort, None)));
+    // One door is in force, whatever is wanted and published.
+    for (published, wanted) in [(a.1, NodePort), (a.1, Tunneling), ("", Tunneling)] {
+        assert_eq!(rebuilt(&[a], published, wanted), Some((NodePort, None)));
     }
     for open in [[a, b], [b, a]] {
-        for (told, wanted, expected) in [
+        for (published, wanted, expected) in [
             (a.1, Tunneling, (NodePort, Some((Tunneling, Opening)))),
             (a.1, NodePort, (NodePort, Some((Tunneling, Moving)))),
             (b.1, Tunneling, (Tunneling, Some((NodePort, Moving)))),
@@ -355,7 +355,7 @@ fn a_lost_record_is_made_again_from_the_doors_that_are_open() {
             // Users have been told of neither: what is wanted is proven first.
             ("", Tunneling, (NodePort, Some((Tunneling, Opening)))),
         ] {
-            assert_eq!(rebuilt(&open, told, wanted), Some(expected), "{told} {wanted}");
+            assert_eq!(rebuilt(&open, published, wanted), Some(expected), "{published} {wanted}");
         }
     }
     // Somebody has opened a third by hand.
@@ -567,7 +567,7 @@ struct World {
     record: Option<Now>,
     open: BTreeSet<ExposeStrategy>,
     /// The door of `status.address`.
-    told: ExposeStrategy,
+    published: ExposeStrategy,
     /// Where the second door is; it may be elsewhere at any time.
     address: u8,
     /// Where it is by the record.
@@ -580,7 +580,7 @@ impl World {
     /// One pass in the order of writes of the exposure controller, ended before write number `killed`.
     fn pass(&mut self, wanted: ExposeStrategy, settings: &Settings, facts: Facts, clock: i64, killed: usize) {
         let urls: Vec<_> = self.open.iter().map(|&door| (door, door.name())).collect();
-        let rebuilt = || Now::rebuilt(&urls, self.told.name(), wanted, time(clock));
+        let rebuilt = || Now::rebuilt(&urls, self.published.name(), wanted, time(clock));
         let now = self.record.or_else(rebuilt).expect("a door is open");
         let mut facts = Facts { of: now, ..facts };
         self.recorded = self.address;
@@ -589,9 +589,9 @@ impl World {
             let there = Fact::NotSo("elsewhere".to_owned());
             facts.proofs.insert(Proof::SameAddress, if tried == self.address { Fact::So } else { there });
         }
-        let told = self.told == now.first;
+        let published = self.published == now.first;
         let closed = now.second.is_none_or(|second| !self.open.contains(&second.strategy));
-        for (proof, so) in [(Proof::Status, told), (Proof::GoneOnSeed, closed)] {
+        for (proof, so) in [(Proof::Status, published), (Proof::GoneOnSeed, closed)] {
             if !so {
                 facts.proofs.insert(proof, Fact::NotSo("not yet".to_owned()));
             }
@@ -615,7 +615,7 @@ impl World {
         if killed == 3 {
             return;
         }
-        self.told = next.first;
+        self.published = next.first;
     }
 
     /// A look from inside: by what is recorded, which may be behind.
@@ -636,7 +636,7 @@ proptest! {
         let mut world = World {
             record: None,
             open: BTreeSet::from([NodePort]),
-            told: NodePort,
+            published: NodePort,
             address: 0,
             recorded: 0,
             tried: None,
@@ -652,7 +652,7 @@ proptest! {
                 _ => {}
             }
             world.pass(wish, &settings, facts, clock, killed);
-            prop_assert!(world.open.contains(&world.told) && world.open.len() <= 2, "{world:?}");
+            prop_assert!(world.open.contains(&world.published) && world.open.len() <= 2, "{world:?}");
         }
         for hour in 1..=24 {
             let facts = good(Now::settled(NodePort));
@@ -660,6 +660,6 @@ proptest! {
             world.pass(wanted, &settings("quiet=10m"), facts, clock + 3_600 * hour, 9);
         }
         prop_assert_eq!(world.record, Some(Now::settled(wanted)));
-        prop_assert_eq!((world.open, world.told), (BTreeSet::from([wanted]), wanted));
+        prop_assert_eq!((world.open, world.published), (BTreeSet::from([wanted]), wanted));
     }
 }

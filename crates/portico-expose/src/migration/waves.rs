@@ -92,7 +92,7 @@ impl Waves {
 
     /// The cluster whose turn it is: the first by name that has had none, while a slot is free.
     pub fn next<'a>(&self, seen: &'a AllProgress) -> Option<&'a str> {
-        if self.is_stopped || self.places_taken(seen) >= self.most {
+        if self.is_stopped || self.slots_taken(seen) >= self.most {
             return None;
         }
         let may_begin = |(name, progress): &(&String, &Progress)| {
@@ -101,7 +101,7 @@ impl Waves {
         seen.iter().find(may_begin).map(|(name, _)| &**name)
     }
 
-    fn places_taken(&self, seen: &AllProgress) -> usize {
+    fn slots_taken(&self, seen: &AllProgress) -> usize {
         let elsewhere = seen.values().filter(|&&progress| progress == Progress::Elsewhere).count();
         elsewhere + seen.iter().filter(|(name, progress)| self.is_on_its_way(name, **progress)).count()
     }

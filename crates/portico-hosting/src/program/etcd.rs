@@ -29,7 +29,7 @@ pub(crate) const LAUNCHER_VOLUME: &str = "launcher";
 const LAUNCHER_FOLDER: &str = "/launcher";
 const LAUNCHER_FILE: &str = "/launcher/portico";
 
-/// What the launcher is told, by a ConfigMap: in the pod itself it would restart etcd once it changes.
+/// What the launcher has from a ConfigMap: in the pod itself it would restart etcd once it changes.
 pub(crate) const CONFIG: &str = "etcd-launcher";
 /// Whether the cluster has held data.
 pub(crate) const INITIALIZED: &str = "initialized";
@@ -56,8 +56,8 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
         etcd.env.push(pod_name());
     }
     // Read anew whenever the container starts.
-    let told = json!({"name": CONFIG, "key": INITIALIZED});
-    etcd.env.push(json!({"name": "INITIALIZED", "valueFrom": {"configMapKeyRef": told}}));
+    let key = json!({"name": CONFIG, "key": INITIALIZED});
+    etcd.env.push(json!({"name": "INITIALIZED", "valueFrom": {"configMapKeyRef": key}}));
     etcd.args = ["etcd", "run"].map(str::to_owned).to_vec();
     etcd.arg("initialized", "$(INITIALIZED)");
     let members: Vec<String> = (0..facts.members).map(|number| format!("etcd-{number}")).collect();

@@ -80,8 +80,8 @@ pub(super) enum JoinError {
     /// The server refused the stream: our token, or our id.
     #[error("the server at {0} refused us: {1}")]
     Refused(SocketAddr, #[source] grpc::Error),
-    /// The answer lacks what an agent must know.
-    #[error("the server at {0} does not say {1} in its answer; it must be a Konnectivity server")]
+    /// The answer lacks what an agent must know, or has what no server of Konnectivity says.
+    #[error("the server at {0} says no {1} that can be used in its answer; it must be a Konnectivity server")]
     Header(SocketAddr, &'static str),
     /// It took too long.
     #[error("the server at {0} did not answer within {1:?}")]

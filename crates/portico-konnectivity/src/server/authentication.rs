@@ -214,7 +214,7 @@ impl Reviews {
         if let Some(identities) = self.held(hash).await {
             return Ok(identities);
         }
-        let _place = self.waiting.try_acquire(&source).ok_or(Refusal::Crowd)?;
+        let _slot = self.waiting.try_acquire(&source).ok_or(Refusal::Crowd)?;
         let _waiting = Counted::new(&counters.reviews_waiting);
         let _permit = self.under_way.acquire(&source).await;
         let status = self.review(token).await?;

@@ -59,7 +59,7 @@ impl<C: Candidate> Connections<C> {
         self.all().iter().map(row).collect()
     }
 
-    /// Returns its place.
+    /// Returns its slot.
     pub(crate) fn insert(&self, record: Arc<Record<C>>) -> usize {
         self.all().insert(record)
     }

@@ -30,5 +30,5 @@ impl Unauthenticated {
 
 /// The slot of a connection whose peer had not authenticated was needed for another.
 #[derive(Debug, Clone, Copy, Error)]
-#[error("of more connections that have not shown who they are than may be, it was the oldest")]
+#[error("it was the oldest of too many connections that show no identity, or ask for nothing")]
 pub(crate) struct Crowded;

@@ -224,7 +224,7 @@ impl Story {
             inside.get(&["configmap", "cluster-info", "-n", "kube-public"]).map(drop)
         })
         .unwrap();
-        wait::until("what hangs to be told", ROLLING_OUT, || {
+        wait::until("what hangs to be reported", ROLLING_OUT, || {
             let cluster = kubectl.get(&["cluster", "by-balancer"])?;
             let condition = &cluster["status"]["conditions"]["PorticoUserClusterReady"];
             ensure!(condition["status"] == "False", "{condition}");

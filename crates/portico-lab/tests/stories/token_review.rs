@@ -41,8 +41,8 @@ fn the_token_of_a_service_account_opens_its_own_cluster_until_the_account_is_gon
     let binding = ["--clusterrole=portico-agent", "--serviceaccount=kube-system:agent"];
     kubectl.run(&[&["create", "clusterrolebinding", "portico-agent"], &binding[..]].concat()).unwrap();
     let is_accepted = || {
-        let told = refresh("a", token);
-        ensure!(told == "204 ", "{told}");
+        let answer = refresh("a", token);
+        ensure!(answer == "204 ", "{answer}");
         Ok(())
     };
     wait::until("the token to open its cluster", SOON, is_accepted).unwrap();

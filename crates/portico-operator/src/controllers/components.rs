@@ -3,8 +3,8 @@
 //! Deployment, Service, rights and the rest are decided by [`portico_expose::components`]; the certificate of
 //! the tunnel listener is in `tunnel`. One pass is enough, and nothing is written that is as it should be. A
 //! Seed that must not be used as written keeps the gateway it has. Each write stands for itself: a process
-//! that is killed between two of them leaves the rest to the next one. Objects of somebody else are told and
-//! left alone, and where KKP's controllers run nothing is written at all.
+//! that is killed between two of them leaves the rest to the next one. Objects of somebody else are
+//! reported and left alone, and where KKP's controllers run nothing is written at all.
 //!
 //! There is one gateway, whatever the number of Seeds: that of the one that `--seed` names, or of the only
 //! one.
@@ -33,16 +33,16 @@ use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::above::Above;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::State;
 use crate::follow::{drive, on_change, pause};
+use crate::installation::Installation;
 use crate::issued::Issued;
 use crate::kkp::{Kkp, KkpWatch};
 use crate::manager::Manager;
 use crate::slot::{Held, Slot, WriteError};
 use crate::status::StatusHandle;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 
 mod clock;
 mod pass;
@@ -88,11 +88,11 @@ struct Context {
     authority: Slot<Secret>,
     trusted: Slot<ConfigMap>,
     kkp: KkpWatch,
-    above: Above,
+    installation: Installation,
     leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
-    tally: Tally,
+    counters: WorkCounters,
 }
 
 /// What there is to reconcile.
@@ -101,7 +101,7 @@ type Work = Vec<ObjectRef<Served<Seed>>>;
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: ComponentSettings) {
     let events = manager.events(CONTROLLER);
-    let Manager { client, above, kkp, status, leads, .. } = manager;
+    let Manager { client, installation, kkp, status, leads, .. } = manager;
     let front = settings.gateway.front.clone();
     let mut changes = Vec::new();
     let mut parts = Vec::new();
@@ -117,9 +117,10 @@ pub(crate) async fn run(manager: Manager, settings: ComponentSettings) {
     changes.push(changed);
     let (authority, changed) = Slot::new(&client, issued.authority.clone(), &status);
     changes.push(changed);
-    let (seeds, above_changes, kkp_changes) = (above.seeds.store(), above.changes(), kkp.changes());
+    let (seeds, installation_changes, kkp_changes) =
+        (installation.seeds.store(), installation.changes(), kkp.changes());
     status.seeds(|_| ());
-    let tally = Tally::new(CONTROLLER, &status);
+    let counters = WorkCounters::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         client,
         settings,
@@ -130,17 +131,17 @@ pub(crate) async fn run(manager: Manager, settings: ComponentSettings) {
         authority,
         trusted,
         kkp,
-        above,
+        installation,
         leads: leads.clone(),
         events,
         status,
-        tally: tally.clone(),
+        counters: counters.clone(),
     });
     let all = Arc::clone(&context);
     let triggers = stream::select_all([
         stream::select_all(changes).map(move |()| all.all()).boxed(),
         on_change(kkp_changes, &context, Context::all).boxed(),
-        on_change(above_changes, &context, |context| {
+        on_change(installation_changes, &context, |context| {
             context.forget_gone();
             context.all()
         })
@@ -153,7 +154,7 @@ pub(crate) async fn run(manager: Manager, settings: ComponentSettings) {
         .boxed(),
     ]);
     let retry = |seed: Arc<_>, _: &_, context: Arc<Context>| context.retry(&seed);
-    drive(reconcile, retry, context, seeds, triggers, CONCURRENCY, tally).await;
+    drive(reconcile, retry, context, seeds, triggers, CONCURRENCY, counters).await;
 }
 
 fn part_slot(
@@ -200,16 +201,16 @@ async fn reconcile(served: Arc<Served<Seed>>, context: Arc<Context>) -> Result<A
         }
         failed => failed,
     };
-    context.tally.passed(started.elapsed());
+    context.counters.passed(started.elapsed());
     match outcome {
         Ok(state) => match context.report(seed, &state, false).await {
             Err(WriteError::NotLeading) => Ok(Action::await_change()),
-            told => told.map(|()| context.next()),
+            reported => reported.map(|()| context.next()),
         },
         // The new leader begins anew.
         Err(WriteError::NotLeading) => Ok(Action::await_change()),
         Err(error) => {
-            context.tally.failed(error.reason());
+            context.counters.failed(error.reason());
             let state = State::bad(error.reason(), error.to_string());
             context.report(seed, &state, true).await.and(Err(error))
         }
@@ -219,7 +220,7 @@ async fn reconcile(served: Arc<Served<Seed>>, context: Arc<Context>) -> Result<A
 impl Context {
     /// Whether this replica writes, and everything is known that decides what.
     fn is_ready(&self) -> bool {
-        let known = [self.above.seeds.is_known(), self.above.configurations.is_known()];
+        let known = [self.installation.seeds.is_known(), self.installation.configurations.is_known()];
         self.leads.borrow().now() && known.into_iter().all(|known| known) && self.held().all(Held::is_known)
     }
 

@@ -35,13 +35,13 @@ use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-use crate::above::Above;
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, Work};
 use crate::follow::{drive, on_change, pause};
+use crate::installation::Installation;
 use crate::manager::Manager;
 use crate::status::StatusHandle;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 use crate::write::WRITE_REFUSED;
 
 mod watch;
@@ -104,28 +104,28 @@ struct Context {
     client: Client,
     clusters: ClusterWatch,
     written: Arc<Cache<Written>>,
-    above: Above,
+    installation: Installation,
     leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
-    tally: Tally,
+    counters: WorkCounters,
     states: Mutex<BTreeMap<String, State>>,
 }
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, events: Events) {
-    let Manager { client, clusters, exposed, above, status, leads, .. } = manager;
-    let changes = above.changes();
-    let tally = Tally::new(CONTROLLER, &status);
+    let Manager { client, clusters, exposed, installation, status, leads, .. } = manager;
+    let changes = installation.changes();
+    let counters = WorkCounters::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         client,
         clusters: clusters.clone(),
         written: Arc::clone(&exposed.cache),
-        above,
+        installation,
         leads: leads.clone(),
         events,
         status,
-        tally: tally.clone(),
+        counters: counters.clone(),
         states: Mutex::default(),
     });
     let triggers = stream::select_all([
@@ -140,7 +140,7 @@ pub(crate) async fn run(manager: Manager, events: Events) {
         .boxed(),
     ]);
     let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
-    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, tally).await;
+    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, counters).await;
 }
 
 /// Makes the ExposedCluster of one Cluster as it should be.
@@ -154,19 +154,19 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Ok(written) => written.map_err(WriteError::from),
         Err(_) => Err(WriteError::NoAnswer),
     };
-    context.tally.passed(started.elapsed());
+    context.counters.passed(started.elapsed());
     match written {
         Ok(applied) => {
             if let Applied::Changed(object) = applied {
                 debug!(cluster = name, "ExposedCluster written");
                 context.written.written(object);
-                context.tally.wrote(Written::KIND);
+                context.counters.wrote(Written::KIND);
             }
             context.set(cluster, State::Written).await;
             Ok(Action::await_change())
         }
         Err(error) => {
-            context.tally.failed(WRITE_REFUSED);
+            context.counters.failed(WRITE_REFUSED);
             let failures = match context.states().get(&name) {
                 Some(State::Failed(failures, _)) => failures.saturating_add(1),
                 _ => 1,
@@ -180,11 +180,11 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
 impl Context {
     /// The ExposedCluster as it should be; `None` while that is not known, or this replica does not write.
     async fn wanted(&self, cluster: &Cluster) -> Option<Value> {
-        let known = self.above.seeds.is_known() && self.above.configurations.is_known();
+        let known = self.installation.seeds.is_known() && self.installation.configurations.is_known();
         if !self.leads.borrow().now() || !known || !self.written.is_known() {
             return None;
         }
-        match projection(cluster, &self.above, None) {
+        match projection(cluster, &self.installation, None) {
             Ok(wanted) => Some(wanted),
             Err(why) => {
                 self.set(cluster, State::Refused(why)).await;
@@ -289,9 +289,13 @@ pub(crate) fn reference(cluster: &Cluster) -> ObjectReference {
 ///
 /// # Errors
 /// Why the Cluster, or what stands above it, must not be used as written. What was written before stays.
-pub(crate) fn projection(cluster: &Cluster, above: &Above, doors: Option<&Doors>) -> Result<Value, String> {
-    let configuration = above.configurations.one().map_err(|error| error.to_string())?;
-    let exposed = exposed_cluster(cluster, &above.seeds.seeds(), configuration.as_ref(), doors)
+pub(crate) fn projection(
+    cluster: &Cluster,
+    installation: &Installation,
+    doors: Option<&Doors>,
+) -> Result<Value, String> {
+    let configuration = installation.configurations.one().map_err(|error| error.to_string())?;
+    let exposed = exposed_cluster(cluster, &installation.seeds.seeds(), configuration.as_ref(), doors)
         .map_err(|problems| problems.first().map(ToString::to_string).unwrap_or_default())?;
     let metadata = json!({"name": cluster.metadata.name, "labels": exposed.metadata.labels,
         "ownerReferences": [owner(cluster)]});

@@ -38,17 +38,17 @@ use tokio::sync::{mpsc, watch as channel};
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::above::Above;
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, LastWritten, Work};
 use crate::contention::RepairBackoffs;
 use crate::controllers::exposed::{Written, follow_written};
 use crate::follow::{drive, on_change, pause};
+use crate::installation::Installation;
 use crate::kkp::{Kkp, KkpWatch};
 use crate::manager::Manager;
 use crate::observed::Observed;
 use crate::status::StatusHandle;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 use crate::write::{DEFINITION_OUTDATED, RequestError};
 
 mod found;
@@ -117,11 +117,11 @@ struct Context {
     observed: Observed,
     /// The doors that are to close, and what was seen of their use.
     watched: Mutex<BTreeMap<String, Watch>>,
-    above: Above,
+    installation: Installation,
     leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
-    tally: Tally,
+    counters: WorkCounters,
     backoffs: Mutex<BTreeMap<String, RepairBackoffs>>,
     written: LastWritten,
     /// Until then the definition of Clusters is taken to drop conditions.
@@ -131,15 +131,15 @@ struct Context {
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
     let events = manager.events(CONTROLLER);
-    let Manager { client, clusters, exposed, above, kkp, observed, status, leads, .. } = manager;
+    let Manager { client, clusters, exposed, installation, kkp, observed, status, leads, .. } = manager;
     let (namespaces, namespaces_writer) = Cache::new();
     let (services, services_writer) = Cache::new();
     let (slices, slices_writer) = Cache::new();
     let (gateways, gateways_writer) = Cache::new();
     let (api_servers, api_servers_writer) = Cache::new();
     let (resolver, resolved) = Resolver::new(&settings.name_servers);
-    let changes = above.changes();
-    let tally = Tally::new(CONTROLLER, &status);
+    let changes = installation.changes();
+    let counters = WorkCounters::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         client: client.clone(),
         settings,
@@ -154,11 +154,11 @@ pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
         resolver,
         observed: observed.clone(),
         watched: Mutex::default(),
-        above,
+        installation,
         leads: leads.clone(),
         events,
         status: status.clone(),
-        tally: tally.clone(),
+        counters: counters.clone(),
         backoffs: Mutex::default(),
         written: LastWritten::default(),
         outdated_until: Mutex::default(),
@@ -226,7 +226,7 @@ pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
         .boxed(),
     ]);
     let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
-    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, tally).await;
+    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, counters).await;
 }
 
 /// Makes one cluster reachable.
@@ -243,7 +243,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             if let Err(error) = context.write_exposed(cluster, None).await {
                 // On record, so that the pauses grow; a condition would be a write beside KKP.
                 let reachability = error.reachability();
-                context.tally.failed(reachability.reason);
+                context.counters.failed(reachability.reason);
                 report(cluster, &reachability, true, &context.status, &context.events).await;
                 return Err(error);
             }
@@ -274,7 +274,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         // Without the pods of a rollout before, whatever else must stay or could not be written.
         other => context.follow_gateways(cluster).await.and(other),
     };
-    context.tally.passed(started.elapsed());
+    context.counters.passed(started.elapsed());
     match outcome {
         Ok(Outcome::Waits) => Ok(Action::requeue(PATIENCE)),
         Ok(Outcome::Stopped(reachability)) => {
@@ -307,8 +307,8 @@ impl Context {
             self.slices.is_known(),
             self.gateways.is_known(),
             self.api_servers.is_known(),
-            self.above.seeds.is_known(),
-            self.above.configurations.is_known(),
+            self.installation.seeds.is_known(),
+            self.installation.configurations.is_known(),
             self.exposed.is_known(),
         ];
         self.leads.borrow().now() && known.into_iter().all(|known| known)
@@ -334,7 +334,7 @@ impl Context {
     /// Says that a pass did not end, which is tried again.
     async fn failed(&self, cluster: &Cluster, error: PassError) -> Result<Action, PassError> {
         let reachability = error.reachability();
-        self.tally.failed(reachability.reason);
+        self.counters.failed(reachability.reason);
         // What failed first is what counts.
         drop(self.mark(cluster, &reachability, None, true).await);
         Err(error)
@@ -362,7 +362,7 @@ impl Context {
         let (mut reported, mut again, mut failed) = (reachability.clone(), Ok(()), failed);
         if let Err(error) = written.or_else(PassError::unless_another_leads) {
             let why = error.reachability();
-            self.tally.failed(why.reason);
+            self.counters.failed(why.reason);
             if why.reason == DEFINITION_OUTDATED {
                 // Until there are newer ones, which nothing tells: only Event, log and status can say it.
                 failed = true;

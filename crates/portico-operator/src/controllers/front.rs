@@ -46,18 +46,18 @@ use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use crate::above::Kept;
 use crate::contention::Contention;
 use crate::follow::{drive, follow, on_change};
+use crate::installation::Reflector;
 use crate::manager::Manager;
 use crate::status::{ServiceStatus, StatusHandle};
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 
 mod announce;
-mod carry;
+mod patch;
 
 use announce::{Announced, Trouble, Troubles, foreign_writer, troubles_of};
-use carry::{Left, other_writer, ports_of, ports_patch, published, settings_patch};
+use patch::{Left, other_writer, ports_of, ports_patch, published, settings_patch};
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-front";
@@ -170,21 +170,21 @@ impl Settings {
 
 /// Watches, plans and writes.
 pub(crate) async fn run(manager: Manager, settings: Settings, services_writer: Writer<Served<Service>>) {
-    let (events, changes) = (manager.events(CONTROLLER), manager.above.changes());
-    let Manager { client, above, status, leads, .. } = manager;
+    let (events, changes) = (manager.events(CONTROLLER), manager.installation.changes());
+    let Manager { client, installation, status, leads, .. } = manager;
     let services = services_writer.as_reader();
     status.service(&settings.plan.front, |service| service.found = false);
-    let tally = Tally::new(CONTROLLER, &status);
+    let counters = WorkCounters::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         events,
         client: client.clone(),
         services: services.clone(),
-        seeds: above.seeds,
+        seeds: installation.seeds,
         leads: leads.clone(),
         fronts: Mutex::default(),
         settings,
         status,
-        tally: tally.clone(),
+        counters: counters.clone(),
     });
     let triggers = stream::select_all([
         follow_services(client, services_writer, Arc::clone(&context)).boxed(),
@@ -193,7 +193,7 @@ pub(crate) async fn run(manager: Manager, settings: Settings, services_writer: W
     ]);
     let never = |_, never: &Infallible, _| match *never {};
     // A front Service that is missing is in the log already.
-    drive(reconcile, never, context, services, triggers, CONCURRENCY, tally).await;
+    drive(reconcile, never, context, services, triggers, CONCURRENCY, counters).await;
 }
 
 /// Everything that a reconciliation needs.
@@ -202,11 +202,11 @@ struct Context {
     client: Client,
     /// The front Services, and the Services that they publish.
     services: Store<Served<Service>>,
-    seeds: Arc<Kept<Seed>>,
+    seeds: Arc<Reflector<Seed>>,
     events: Events,
     leads: channel::Receiver<Leads>,
     status: StatusHandle,
-    tally: Tally,
+    counters: WorkCounters,
     fronts: Mutex<BTreeMap<ObjectKey, State>>,
 }
 
@@ -254,7 +254,7 @@ async fn reconcile(front: Arc<Served<Service>>, context: Arc<Context>) -> Result
     let started = Instant::now();
     let outcome = context.pass(&key).await;
     let now = Instant::now();
-    context.tally.passed(now - started);
+    context.counters.passed(now - started);
     Ok(context.state(&key, |state| {
         match outcome {
             Pass::Done => state.debounce.succeeded(),
@@ -389,14 +389,14 @@ impl Context {
                     *front = written;
                     wrote = true;
                     self.status.service(key, |status| status.writes += 1);
-                    self.tally.wrote(Kind::Service.name());
+                    self.counters.wrote(Kind::Service.name());
                     info!(service = %key, what, ports = plan.ports.len(), "front Service updated");
                 }
                 Err(error) if error.is_conflict() => return Pass::Again,
                 Err(error) => {
                     outcome = Pass::Failed;
                     self.status.service(key, |status| status.failed_writes += 1);
-                    self.tally.failed(Trouble::WriteRefused.reason());
+                    self.counters.failed(Trouble::WriteRefused.reason());
                     troubles.insert(Trouble::WriteRefused, format!("Cannot write the {what}: {error}"));
                 }
             }
@@ -427,7 +427,7 @@ impl Context {
     /// Records that a request failed which is no write of ports or settings.
     fn failed(&self, key: &ObjectKey, what: &str, error: &RequestError) -> Pass {
         let text = format!("Cannot {what}: {error}");
-        self.tally.failed("SeedUnavailable");
+        self.counters.failed("SeedUnavailable");
         let news = self.status.service(key, |status| {
             status.failed_writes += 1;
             status.error.replace(text.clone()).is_none_or(|before| before != text)
@@ -466,7 +466,7 @@ impl Context {
         });
         match request(api.patch_status(&key.name, &applying(), &Patch::Apply(&applied))).await {
             Ok(_) => {
-                self.tally.wrote(Kind::Service.name());
+                self.counters.wrote(Kind::Service.name());
                 true
             }
             Err(error) => {

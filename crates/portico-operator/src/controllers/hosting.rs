@@ -1,9 +1,9 @@
 //! The hosting controller: the control plane of each Cluster that asks for one, on this seed.
 //!
 //! Secrets are decided on by [`portico_pki`], objects by [`portico_hosting`]. Secrets are first, because
-//! pods are told by their digests what to read anew. A workload is made once those before it serve. Nothing
-//! is written that is as it should be; what cannot be made anew, the authorities and what holds data, never
-//! is, and is told. A Cluster that must not be used as written keeps what it has.
+//! the templates of pods have their digests. A workload is made once those before it serve. Nothing is
+//! written that is as it should be; what cannot be made anew, the authorities and what holds data, never is,
+//! and is reported. A Cluster that must not be used as written keeps what it has.
 //!
 //! The namespace is made by the exposure controller, and deleted here: a finalizer keeps the Cluster until
 //! nothing of its control plane is left.
@@ -31,7 +31,7 @@ use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
 use crate::slot::WriteError;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 
 mod alarms;
 mod context;
@@ -70,14 +70,14 @@ pub(crate) const CONTROLLER: &str = "portico-hosting";
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
     let events = manager.events(CONTROLLER);
-    let Manager { client, clusters, exposed, above, kkp, status, leads, .. } = manager;
+    let Manager { client, clusters, exposed, installation, kkp, status, leads, .. } = manager;
     let relists = Relists::new();
     let (kinds, mut changed) = kinds::all(&client, &relists, &status);
     let (pods, pods_changed) = kinds::followed::<Pod>(&client, &relists, portico_hosting::CLUSTER, &status);
     changed.push(pods_changed);
     changed.extend(secrets::changes(&client, &relists, &status));
-    let changes = above.changes();
-    let tally = Tally::new(CONTROLLER, &status);
+    let changes = installation.changes();
+    let counters = WorkCounters::new(CONTROLLER, &status);
     status.control_planes(|_| ());
     let context = Arc::new(Context {
         client,
@@ -88,11 +88,11 @@ pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
         pods,
         alarms: Alarms::default(),
         kkp: kkp.clone(),
-        above,
+        installation,
         leads: leads.clone(),
         events,
         status,
-        tally: tally.clone(),
+        counters: counters.clone(),
         backoffs: Mutex::default(),
         written: LastWritten::default(),
     });
@@ -116,7 +116,7 @@ pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
         .boxed(),
     ]);
     let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
-    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, tally).await;
+    drive(reconcile, retry, context, clusters.store(), triggers, CONCURRENCY, counters).await;
 }
 
 /// Makes one control plane.
@@ -164,7 +164,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         (false, true) => context.keep(cluster, &served).await,
         (false, false) => context.no_longer(cluster, &served).await,
     };
-    context.tally.passed(started.elapsed());
+    context.counters.passed(started.elapsed());
     match done {
         Ok(due) => Ok(Action::requeue(due.unwrap_or(PERIOD).clamp(FIRST_RETRY, PERIOD))),
         // The new leader begins anew.
@@ -172,7 +172,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         // The watch is behind, and brings a newer Cluster at once.
         Err(error) if error.is_conflict() => Ok(Action::requeue(FIRST_RETRY)),
         Err(error) => {
-            context.tally.failed(error.reason());
+            context.counters.failed(error.reason());
             let state = State::bad(error.reason(), error.to_string());
             // What failed first is what counts.
             if served.unread.is_some() {
@@ -228,8 +228,8 @@ impl Context {
 
     /// Why the control plane of `cluster`, which is not begun, must not be begun on its seed now.
     fn no_room(&self, cluster: &Cluster) -> Option<State> {
-        let seeds = self.above.seeds.seeds();
-        // Which seed it is will be told by the pass, if none can be found.
+        let seeds = self.installation.seeds.seeds();
+        // If none can be found, the pass reports that.
         let seed = seed_of(cluster, &seeds).ok()?;
         let name = &*seed.metadata.name;
         let limit = match seed.max_hosted() {

@@ -26,8 +26,8 @@ use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::timeout;
 
-use crate::above::{Above, reference};
 use crate::clusters::ClusterWatch;
+use crate::installation::{Installation, reference};
 use crate::kkp::KkpWatch;
 use crate::leadership;
 use crate::manager::Manager;
@@ -35,13 +35,14 @@ use crate::observed::Observed;
 use crate::outage;
 use crate::status::StatusHandle;
 
-use self::components::ComponentSettings;
 use self::exposed::ExposedWatch;
-use self::exposure::ExposureSettings;
-use self::front::Settings;
-use self::hosting::HostingSettings;
-use self::user_cluster::UserClusterSettings;
-use self::webhook::WebhookSettings;
+
+pub use self::components::ComponentSettings;
+pub use self::exposure::ExposureSettings;
+pub use self::front::Settings;
+pub use self::hosting::HostingSettings;
+pub use self::user_cluster::UserClusterSettings;
+pub use self::webhook::{Reached, WebhookSettings};
 
 /// Time limit of releasing what was led by at the end: two Leases of an operator.
 pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(8);
@@ -132,23 +133,23 @@ impl Operator {
         let ended = {
             let Self { client, front, exposure, user_clusters, hosting, components, webhook, status } = self;
             let both = exposure.is_some() || front.exposed_clusters || components.is_some();
-            let (above, above_kept) = Above::new(&client, &status, both);
+            let (installation, installation_work) = Installation::new(&client, &status, both);
             // A process with the front Service alone has no right to look.
             let asks = exposure.is_some() || user_clusters.is_some() || components.is_some();
-            let (kkp, kkp_kept) = KkpWatch::new(&client, &above, &status);
-            let kkp_kept = optional(asks.then_some(kkp_kept));
-            let (exposed, exposed_kept) = ExposedWatch::new(&client, &status);
+            let (kkp, kkp_work) = KkpWatch::new(&client, &installation, &status);
+            let kkp_work = optional(asks.then_some(kkp_work));
+            let (exposed, exposed_work) = ExposedWatch::new(&client, &status);
             let projected = front.exposed_clusters && exposure.is_none();
             let works = exposure.is_some() || user_clusters.is_some() || projected;
-            let exposed_kept = optional(works.then_some(exposed_kept));
-            let (clusters, clusters_kept) = ClusterWatch::new(&client, &status);
-            let clusters_kept = optional((exposure.is_some() || projected).then_some(clusters_kept));
+            let exposed_work = optional(works.then_some(exposed_work));
+            let (clusters, clusters_work) = ClusterWatch::new(&client, &status);
+            let clusters_work = optional((exposure.is_some() || projected).then_some(clusters_work));
             // Gone with what works by it, and with it every receiver of `leading`.
             let manager = Manager {
                 client,
                 clusters,
                 exposed,
-                above,
+                installation,
                 kkp,
                 observed: Observed::new(),
                 status,
@@ -168,9 +169,9 @@ impl Operator {
             let fronts = front::run(shared(), front, services);
             // A process with the front Service alone keeps no cluster.
             let outages = optional(asks.then(|| {
-                let Manager { above, kkp, leads, .. } = shared();
-                let (outages, events) = (above.outages(), manager.events(outage::CONTROLLER));
-                let seeds = move || above.seeds.seeds().iter().map(|seed| reference(seed)).collect();
+                let Manager { installation, kkp, leads, .. } = shared();
+                let (outages, events) = (installation.outages(), manager.events(outage::CONTROLLER));
+                let seeds = move || installation.seeds.seeds().iter().map(|seed| reference(seed)).collect();
                 outage::run(outages, seeds, kkp, events, leads)
             }));
             tokio::select! {
@@ -182,10 +183,10 @@ impl Operator {
                 () = components => Err(OperatorError::Ended("the controller of seed components")),
                 () = webhook => Err(OperatorError::Ended("the admission webhook")),
                 () = outages => Err(OperatorError::Ended("the watch of outages")),
-                () = clusters_kept => Err(OperatorError::Ended("the watch of Clusters")),
-                () = above_kept => Err(OperatorError::Ended("the watch of Seeds")),
-                () = exposed_kept => Err(OperatorError::Ended("the watch of ExposedClusters")),
-                () = kkp_kept => Err(OperatorError::Ended("the watch of KKP's Deployment")),
+                () = clusters_work => Err(OperatorError::Ended("the watch of Clusters")),
+                () = installation_work => Err(OperatorError::Ended("the watch of Seeds")),
+                () = exposed_work => Err(OperatorError::Ended("the watch of ExposedClusters")),
+                () = kkp_work => Err(OperatorError::Ended("the watch of KKP's Deployment")),
                 _ = &mut election => Err(OperatorError::Ended("the leader election")),
                 () = stop => Ok(()),
             }

@@ -39,15 +39,15 @@ use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
-use crate::above::Above;
 use crate::clusters::ClusterWatch;
 use crate::controllers::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
+use crate::installation::Installation;
 use crate::kkp::{Kkp, KkpWatch};
 use crate::manager::Manager;
 use crate::observed::Observed;
 use crate::status::StatusHandle;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 use approver::Approvers;
 use rest::Rests;
 
@@ -112,13 +112,13 @@ struct Failed;
 struct Context {
     client: Client,
     settings: UserClusterSettings,
-    above: Above,
+    installation: Installation,
     clusters: Store<Seen<Written>>,
     kkp: KkpWatch,
     leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
-    tally: Tally,
+    counters: WorkCounters,
     rests: Rests,
     approvers: Approvers,
     /// What was seen of clusters that migrate, for the controller that takes them on.
@@ -151,19 +151,20 @@ type Work = Vec<ObjectRef<Seen<Written>>>;
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
     let events = manager.events(CONTROLLER);
-    let Manager { client, clusters: written, exposed, above, kkp, observed, status, leads, .. } = manager;
+    let Manager { client, clusters: written, exposed, installation, kkp, observed, status, leads, .. } =
+        manager;
     let clusters = exposed.cache.store();
-    let tally = Tally::new(CONTROLLER, &status);
+    let counters = WorkCounters::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         client,
         settings,
-        above,
+        installation,
         clusters: clusters.clone(),
         kkp: kkp.clone(),
         leads: leads.clone(),
         events,
         status: status.clone(),
-        tally: tally.clone(),
+        counters: counters.clone(),
         rests: Rests::default(),
         approvers: Approvers::default(),
         observed,
@@ -183,7 +184,7 @@ pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
         .boxed(),
     ]);
     let retry = |cluster: Arc<_>, _: &_, context: Arc<Context>| context.retry(&cluster);
-    drive(reconcile, retry, context, clusters, triggers, CONCURRENCY, tally).await;
+    drive(reconcile, retry, context, clusters, triggers, CONCURRENCY, counters).await;
 }
 
 /// Makes the inside of one cluster as it should be.
@@ -196,7 +197,7 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
         return Ok(Action::await_change());
     }
     // What a hosted cluster has follows from its Seed too, and must not be taken for a mistake before.
-    if context.settings.hosted.is_some() && !context.above.seeds.is_asked() {
+    if context.settings.hosted.is_some() && !context.installation.seeds.is_asked() {
         return Ok(Action::requeue(SEEDS_SOON));
     }
     let (started, leads) = (Instant::now(), context.leads.clone());
@@ -208,7 +209,7 @@ async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result
         context.observed.forget(&name);
         return Ok(Action::await_change());
     };
-    context.tally.passed(started.elapsed());
+    context.counters.passed(started.elapsed());
     context.rests.passed(&name, started, Instant::now());
     let migrates = exposed.value().pointer("/spec/migration").is_some();
     outcome.map(|()| Action::requeue(if migrates { MIGRATING } else { period(&name) }))

@@ -40,7 +40,7 @@ use crate::kkp::KkpWatch;
 use crate::manager::Manager;
 use crate::slot::{Held, Slot, WriteError};
 use crate::status::StatusHandle;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 
 mod message;
 mod register;
@@ -111,13 +111,13 @@ struct Context {
     leads: channel::Receiver<Leads>,
     events: Events,
     status: StatusHandle,
-    tally: Tally,
+    counters: WorkCounters,
 }
 
 /// Serves and, as leader, registers, for ever. Questions are answered by `services` too.
 pub(crate) async fn run(manager: Manager, settings: WebhookSettings, services: Store<Served<Service>>) {
     let events = manager.events(CONTROLLER);
-    let Manager { client, clusters, above, kkp, status, leads, .. } = manager;
+    let Manager { client, clusters, installation, kkp, status, leads, .. } = manager;
     let WebhookSettings { listener, reached, namespace, expose_annotation, seed_is_named, clock } = settings;
     let issued = Issued::new(WEBHOOK, &namespace, "portico-operator");
     let (certificate, first) = Slot::new(&client, issued.certificate.clone(), &status);
@@ -125,7 +125,7 @@ pub(crate) async fn run(manager: Manager, settings: WebhookSettings, services: S
     let (configuration, third) = Slot::new(&client, ObjectKey::new("", CONFIGURATION), &status);
     status.webhook(|_| ());
     let reviewer = Reviewer {
-        above,
+        installation,
         clusters: clusters.store(),
         services,
         expose: ExposeKeys::from_iter([expose_annotation.as_str(), EXPOSE_NAMESPACED]),
@@ -137,7 +137,7 @@ pub(crate) async fn run(manager: Manager, settings: WebhookSettings, services: S
     let triggers = stream::select_all([first, second, third, ticks(kkp.changes()), ticks(leads.clone())]);
     let (serving, served) = channel::channel(None);
     let settings = Registration { reached, expose_annotation, clock };
-    let tally = Tally::new(CONTROLLER, &status);
+    let counters = WorkCounters::new(CONTROLLER, &status);
     let context = Context {
         client,
         settings,
@@ -149,7 +149,7 @@ pub(crate) async fn run(manager: Manager, settings: WebhookSettings, services: S
         leads,
         events,
         status,
-        tally,
+        counters,
     };
     tokio::select! {
         never = server::serve(listener, served, reviewer) => match never {},
@@ -169,7 +169,7 @@ async fn keep(
         let next = if context.is_ready() {
             let started = Instant::now();
             let outcome = context.pass().await;
-            context.tally.passed(started.elapsed());
+            context.counters.passed(started.elapsed());
             match outcome {
                 Ok(state) => {
                     if let Some(state) = state {
@@ -182,7 +182,7 @@ async fn keep(
                 Err(WriteError::NotLeading) => PERIOD,
                 Err(error) => {
                     failures += 1;
-                    context.tally.failed(error.reason());
+                    context.counters.failed(error.reason());
                     context.report(State::Trouble(error.reason(), error.to_string())).await;
                     pause(failures, FIRST_RETRY, LAST_RETRY)
                 }

@@ -224,7 +224,7 @@ async fn a_load_balancer_without_address_is_told_after_a_while_and_heals(kubectl
         Ok(())
     });
     give_address(kubectl, "203.0.113.6");
-    // That the clock is off is told where nothing is worse.
+    // That the clock is off is reported where nothing is worse.
     let message = wait_reason(kubectl, "north", "ClockOff");
     assert!(message.contains("pods serve") && message.contains("more than 5 minutes ahead of"), "{message}");
     assert_eq!(condition(kubectl, "north").unwrap()["status"], "True");
@@ -455,7 +455,7 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
     operator.stop().await;
     let (first, authority) = (data("secret/portico-tunnel"), data("secret/portico-tunnel-ca"));
 
-    // Clocks that are off by an hour agree about all of it, and are told.
+    // Clocks that are off by an hour agree about all of it, and are reported.
     let ahead: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(1);
     let behind: fn() -> Timestamp = || Timestamp::now() - SignedDuration::from_hours(1);
     for (identity, clock) in [("ahead", ahead), ("behind", behind)] {

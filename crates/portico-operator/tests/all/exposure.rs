@@ -171,14 +171,14 @@ fn what_an_admin_breaks_heals(kubectl: &Kubectl) {
         ensure!(node_port(&anew) == before, "{anew}");
         Ok(())
     });
-    let told = |cluster: &str, text: &str| {
+    let has_event = |cluster: &str, text: &str| {
         until(text, || {
             let events = kubectl.run(&["events", &format!("--for=cluster/{cluster}")])?;
             ensure!(events.contains("PutBack") && events.contains(text), "{events}");
             Ok(())
         });
     };
-    told("np", "Service apiserver-external was deleted, and is made anew");
+    has_event("np", "Service apiserver-external was deleted, and is made anew");
     let patch = r#"{"metadata": {"annotations": {"nodeport-proxy.k8s.io/expose": "SNI"}}}"#;
     kubectl
         .run(&["patch", "service", "konnectivity-server", "-n", "cluster-np", "--type=merge", "-p", patch])
@@ -188,7 +188,7 @@ fn what_an_admin_breaks_heals(kubectl: &Kubectl) {
         ensure!(anew["metadata"]["annotations"]["nodeport-proxy.k8s.io/expose"] == "NodePort");
         Ok(())
     });
-    told("np", "Service konnectivity-server was changed by \"kubectl-patch\", and is put back");
+    has_event("np", "Service konnectivity-server was changed by \"kubectl-patch\", and is put back");
     kubectl.run(&["delete", "exposedcluster", "tn"]).unwrap();
     until("the ExposedCluster", || kubectl.get(&["exposedcluster", "tn"]).map(drop));
 }

@@ -592,7 +592,7 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
     kubectl.apply_json(&hosted("a", "compact")).unwrap();
     wait_reason(kubectl, "a", "Starting");
     unreadable(kubectl, "a");
-    let told = |operator: &Running, what: &str| {
+    let wait_report = |operator: &Running, what: &str| {
         until(what, || {
             let reports = operator.status.get().control_planes.unwrap_or_default().reports;
             let report = reports.get("a").context("no report")?;
@@ -600,7 +600,7 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
             Ok(())
         });
     };
-    told(&operator, "Unreadable");
+    wait_report(&operator, "Unreadable");
     // By what was read last.
     kubectl.run(&["delete", "configmap", "kube-apiserver-egress", "-n", "cluster-a"]).unwrap();
     until("what is missing", || {
@@ -610,7 +610,7 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
 
     // One that has never read it.
     let operator = start(&client, "two");
-    told(&operator, "Unreadable");
+    wait_report(&operator, "Unreadable");
     kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
     until("nothing to be left", || {
         kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"])?;

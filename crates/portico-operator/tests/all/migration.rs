@@ -211,20 +211,20 @@ impl Stage {
         until(strategy, || self.ask_by(strategy).map(drop));
     }
 
-    /// What users and nodes are told: the URL in the status, the kubeconfig of administrators, and inside.
-    fn told(&self) -> [String; 3] {
+    /// What is published: the URL in the status, the kubeconfig of administrators, and what is inside.
+    fn published(&self) -> [String; 3] {
         let cluster = self.cluster().unwrap();
         let path = "-o=go-template={{.data.kubeconfig | base64decode}}";
         let kubeconfig = ["get", "secret", "admin-kubeconfig", "-n", "cluster-a", path];
         let kubeconfig = Kubeconfig::parse(&self.kubectl.run(&kubeconfig).unwrap()).unwrap();
         let inside = self.user.access().kubectl(&self.planes).unwrap();
         let endpoints = inside.get(&["endpointslice", "kubernetes", "-n", "default"]).unwrap();
-        let told = [
+        let published = [
             &cluster["status"]["address"]["url"],
             &json!(kubeconfig.server),
             &endpoints["endpoints"][0]["addresses"][0],
         ];
-        told.map(|text| text.as_str().unwrap_or_default().to_owned())
+        published.map(|text| text.as_str().unwrap_or_default().to_owned())
     }
 }
 
@@ -269,7 +269,7 @@ fn from_a_port_to_a_name(stage: &Stage, port: u64) {
     }
     assert_eq!(stage.node_port().unwrap(), port, "users have it");
     let by_name = format!("https://{NAME}:6443");
-    assert_eq!(stage.told(), [by_name.clone(), by_name, "100.64.30.10".to_owned()]);
+    assert_eq!(stage.published(), [by_name.clone(), by_name, "100.64.30.10".to_owned()]);
     let events = stage.kubectl.run(&["events", "--for=cluster/a"]).unwrap();
     for state in ["Opening", "Proving", "Moving", "MovingNodes", "Quieting"] {
         assert!(events.contains(&format!("Migration{state} ")), "{state}: {events}");
@@ -404,7 +404,7 @@ fn a_door_that_nobody_uses_closes_by_itself_and_not_before(stage: &Stage) {
     watch.check().unwrap();
     // With the gateway goes what it knew of the watch, and silence is no proof.
     stage.gateway.kill();
-    stage.wait_state("Quieting", "cannot be told while the gateway");
+    stage.wait_state("Quieting", "is unknown while the gateway");
     let gateway = gateway(&stage.door, stage.seed.access());
     stage.wait_settled("Tunneling");
     stage.answers_by("Tunneling");
@@ -504,8 +504,8 @@ async fn an_operator_that_is_killed_at_any_write_of_a_migration_leaves_both_door
         // Whatever was done: what users were told of leads to the API server.
         let cluster = stage.cluster().unwrap();
         let url = cluster["status"]["address"]["url"].as_str().unwrap();
-        let told = if url.ends_with(":6443") { "Tunneling" } else { "NodePort" };
-        stage.answers_by(told);
+        let strategy = if url.ends_with(":6443") { "Tunneling" } else { "NodePort" };
+        stage.answers_by(strategy);
         release(&stage.kubectl);
         let next = stage.operator(&format!("next-{writes}"));
         stage.wait_settled(to);

@@ -1,5 +1,5 @@
-//! Definitions of an older KKP, which drop fields that are written: told, without a loop, while clusters are
-//! exposed all the same; healed by newer ones.
+//! Definitions of an older KKP, which drop fields that are written: reported, without a loop, while clusters
+//! are exposed all the same; healed by newer ones.
 
 use anyhow::ensure;
 use jiff::Timestamp;

@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use crate::{manifest, until};
 
-/// Longer than a request may take, so that one without an answer is told as such.
+/// Longer than a request may take, so that one without an answer is reported as such.
 const PASS_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// A running operator.

@@ -74,7 +74,7 @@ fn names_that_are_too_few_or_too_many_are_told() {
     let leaf = issue(&authority, Usage::Server);
     let with = |dns: &[&str], ips: &[&str]| {
         let profile = portico_pki::Profile { names: names(dns, ips), ..profile(Usage::Server) };
-        wants_renewal(&leaf, &profile, &authority, now()).map(|reason| reason.to_string())
+        wants_renewal(&leaf, &profile, &authority, now()).map(|why| why.to_string())
     };
     assert_eq!(with(&["API.example.com", "kubernetes"], &["192.0.2.7", "2001:db8::7"]), None);
     assert_eq!(
@@ -83,8 +83,8 @@ fn names_that_are_too_few_or_too_many_are_told() {
     );
     let many: Vec<String> = (10..20).map(|number| format!("192.0.2.{number}")).collect();
     let many: Vec<&str> = many.iter().map(|ip| &**ip).collect();
-    let told = with(&["api.example.com", "kubernetes"], &[&["192.0.2.7", "2001:db8::7"], &*many].concat());
-    assert!(told.unwrap().ends_with("192.0.2.17 and 2 more"));
+    let reason = with(&["api.example.com", "kubernetes"], &[&["192.0.2.7", "2001:db8::7"], &*many].concat());
+    assert!(reason.unwrap().ends_with("192.0.2.17 and 2 more"));
     let mut renamed = profile(Usage::Client);
     let client = issue(&authority, Usage::Client);
     renamed.organisation = Some("viewers".to_owned());
@@ -120,16 +120,16 @@ fn what_something_else_issues_fits_if_clients_accept_it() {
     let wanted = |dns: &[&str]| portico_pki::Profile { names: names(dns, &[]), ..profile(Usage::Server) };
     let wide = wanted(&["*.north.example.com", "front.example.com"]);
     let leaf = authority.issue(&wide, KeyKind::EcdsaP256, now()).unwrap();
-    let told = |pair: &Pair, dns: &[&str], at| unfit(pair, &wanted(dns), at).map(|reason| reason.to_string());
-    assert_eq!(told(&leaf, &["*.north.example.com"], now()), None, "it may have more names");
-    assert_eq!(told(&leaf, &["a.north.example.com", "FRONT.example.com"], now()), None);
+    let reason = |pair: &Pair, dns: &[&str], at| unfit(pair, &wanted(dns), at).map(|why| why.to_string());
+    assert_eq!(reason(&leaf, &["*.north.example.com"], now()), None, "it may have more names");
+    assert_eq!(reason(&leaf, &["a.north.example.com", "FRONT.example.com"], now()), None);
     assert_eq!(
-        told(&leaf, &["*.south.example.com", "b.a.north.example.com"], now()).unwrap(),
+        reason(&leaf, &["*.south.example.com", "b.a.north.example.com"], now()).unwrap(),
         "its names differ: it lacks *.south.example.com, b.a.north.example.com"
     );
-    assert_eq!(told(&leaf, &["front.example.com"], now() + days(300)), None);
-    assert!(told(&leaf, &["front.example.com"], now() + days(306)).unwrap().starts_with("it ends on"));
-    assert!(told(&leaf, &["front.example.com"], now() - days(1)).unwrap().contains("not valid before"));
+    assert_eq!(reason(&leaf, &["front.example.com"], now() + days(300)), None);
+    assert!(reason(&leaf, &["front.example.com"], now() + days(306)).unwrap().starts_with("it ends on"));
+    assert!(reason(&leaf, &["front.example.com"], now() - days(1)).unwrap().contains("not valid before"));
     let client = authority.issue(&profile(Usage::Client), KeyKind::EcdsaP256, now()).unwrap();
     assert_eq!(unfit(&client, &wanted(&[]), now()), Some(Reason::UsageDiffers));
     let mixed = Pair { key: client.key, ..leaf.clone() };

@@ -159,9 +159,9 @@ fn ip_in_ip_is_written_where_it_can_be_and_told_where_it_cannot() {
     for target in TARGETS {
         let writing = Writing { default_deny: true, selector: &[], namespace: "portico" };
         let written = target.write(&rules, &writing);
-        let told = written.notes.iter().any(|note| note.contains("IP-in-IP"));
+        let noted = written.notes.iter().any(|note| note.contains("IP-in-IP"));
         let cannot = [Target::Azure, Target::NetworkPolicy, Target::Cilium].contains(&target);
-        assert_eq!(told, cannot, "{target:?}: {:?}", written.notes);
+        assert_eq!(noted, cannot, "{target:?}: {:?}", written.notes);
         assert_eq!(written.text.contains("kublr-1.4"), !cannot || target != Target::Azure, "{target:?}");
     }
 }

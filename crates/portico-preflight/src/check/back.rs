@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use portico_dial::text::one_line;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -45,10 +46,9 @@ async fn ask(mut stream: TcpStream, transport: Transport) -> Option<Seen> {
     }
 }
 
-/// Reads an answer. Of texts only the printable part is kept: they reach a terminal.
+/// Reads an answer. What is in it reaches a terminal.
 fn understand(text: &str) -> Option<Seen> {
-    let clean =
-        |text: Box<str>| text.chars().filter(|letter| !letter.is_control()).collect::<String>().into();
+    let clean = |text: Box<str>| one_line(&text, LONGEST_LINE).into();
     match serde_json::from_str(text).ok()? {
         Seen::Unreachable { by, why } => Some(Seen::Unreachable { by, why: clean(why) }),
         Seen::NotTried { why } => Some(Seen::NotTried { why: clean(why) }),
@@ -69,7 +69,7 @@ mod tests {
     fn an_answer_is_one_that_a_probe_can_have_and_cannot_write_to_the_terminal() {
         assert_eq!(understand(r#"{"kind":"answered","micros":7}"#), Some(Seen::Answered { micros: 7 }));
         let seen = understand(r#"{"kind":"not-tried","why":"a\u001b[2Jb"}"#).unwrap();
-        assert_eq!(seen, Seen::NotTried { why: "a[2Jb".into() });
+        assert_eq!(seen, Seen::NotTried { why: "a [2Jb".into() });
         for text in [r#"{"kind":"free"}"#, r#"{"kind":"?"}"#, "", "null"] {
             assert_eq!(understand(text), None, "{text:?}");
         }

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::fmt::rfc2822::DateTimeParser;
+use portico_dial::text::one_line;
 use portico_dial::{ConnectAnyError, DialError, Dialer, Socket, Target, provider};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -132,7 +133,7 @@ fn refused(error: &std::io::Error, session: Box<TlsSession>) -> Seen {
         rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
         ) => Seen::Intercepted { session },
-        // An intercepting proxy without a CA of its own (CaUsedAsEndEntity) is told by its issuer.
+        // An intercepting proxy without a CA of its own (CaUsedAsEndEntity) is known by its issuer.
         rustls::Error::InvalidCertificate(fault) => {
             Seen::WrongCertificate { why: fault.to_string().into(), session }
         }
@@ -218,9 +219,9 @@ impl Recorder {
             .iter()
             .filter_map(|der| X509Certificate::from_der(der).ok().map(|(_, certificate)| certificate))
             .collect();
-        let issuer = parsed.last().map(|last| printable(&last.issuer().to_string())).unwrap_or_default();
+        let issuer = parsed.last().map(|last| shown(&last.issuer().to_string())).unwrap_or_default();
         TlsSession {
-            chain: parsed.iter().map(|certificate| printable(&certificate.subject().to_string())).collect(),
+            chain: parsed.iter().map(|certificate| shown(&certificate.subject().to_string())).collect(),
             issuer,
             names: parsed.first().map(names).unwrap_or_default(),
             ..TlsSession::default()
@@ -231,7 +232,7 @@ impl Recorder {
 fn names(leaf: &X509Certificate<'_>) -> Vec<Box<str>> {
     let Ok(Some(extension)) = leaf.subject_alternative_name() else { return Vec::new() };
     let text = |name: &GeneralName<'_>| match name {
-        GeneralName::DNSName(name) => Some(printable(name)),
+        GeneralName::DNSName(name) => Some(shown(name)),
         GeneralName::IPAddress(bytes) => match *bytes {
             [a, b, c, d] => Some(std::net::Ipv4Addr::new(*a, *b, *c, *d).to_string().into()),
             _ => {
@@ -245,8 +246,8 @@ fn names(leaf: &X509Certificate<'_>) -> Vec<Box<str>> {
 }
 
 /// Certificates hold what their issuer liked.
-fn printable(text: &str) -> Box<str> {
-    text.chars().filter(|letter| !letter.is_control()).take(LONGEST_NAME).collect::<String>().into()
+fn shown(name: &str) -> Box<str> {
+    one_line(name, LONGEST_NAME).into()
 }
 
 impl ServerCertVerifier for Recorder {

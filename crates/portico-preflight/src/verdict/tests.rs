@@ -56,8 +56,8 @@ fn a_silent_datagram_is_a_firewall_only_where_something_would_have_returned_it()
     let what = beside.remedy.unwrap().what;
     assert_eq!(what, "allow UDP 8472 from 10.0.1.1 to 10.0.1.2 (kublr-1.6: Calico VXLAN/Flannel)");
     let expected = Expectations { peers_listen: true, ..Expectations::default() };
-    let told = judge(&[udp()], &[Outcome::of(TIMED_OUT)], &expected).remove(0);
-    assert_eq!(told.status, Status::Failed);
+    let finding = judge(&[udp()], &[Outcome::of(TIMED_OUT)], &expected).remove(0);
+    assert_eq!(finding.status, Status::Failed);
     let silent = verdict(udp(), TIMED_OUT, &[responder(&[Transport::Udp(8472)])]);
     assert_eq!(silent.status, Status::Unproven);
     assert!(silent.remedy.unwrap().what.contains("NET_RAW"));

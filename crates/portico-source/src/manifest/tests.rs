@@ -57,8 +57,8 @@ fn a_field_of_the_wrong_type_is_reported_with_its_line_and_its_object() {
 fn a_name_with_lines_in_it_writes_no_lines_of_the_log() {
     let text = "{apiVersion: v1, kind: Service, metadata: {name: \"a\\n2026 ERROR all is lost\"}}";
     let (_, reading) = read_text(text);
-    let told = reading.problems[0].to_string();
-    assert!(told.contains("all is lost") && !told.contains('\n'), "{told}");
+    let text = reading.problems[0].to_string();
+    assert!(text.contains("all is lost") && !text.contains('\n'), "{text}");
 }
 
 #[test]

@@ -377,12 +377,12 @@ async fn what_must_not_be_read_is_told_and_stops_nothing() {
     })
     .await;
     world.until(&["a"]).await;
-    let told = |world: &World, name: &str| {
+    let is_reported = |world: &World, name: &str| {
         let path = world.path(name);
         world.last.problems.iter().any(|problem| problem.file.as_deref() == Some(&*path))
     };
     for name in ["pipe.yaml", "endless.yaml", "huge.yaml", "large.yaml", "everything", "three/up"] {
-        assert!(told(&world, name), "{name}: {:?}", world.last.problems);
+        assert!(is_reported(&world, name), "{name}: {:?}", world.last.problems);
     }
     world.put("three/b.yaml", &service("b"));
     world.until(&["a", "b"]).await;
@@ -390,7 +390,7 @@ async fn what_must_not_be_read_is_told_and_stops_nothing() {
     fs::remove_file(world.path("pipe.yaml")).unwrap();
     world.put("pipe.yaml", &service("c"));
     world.until(&["a", "b", "c"]).await;
-    assert!(!told(&world, "pipe.yaml"));
+    assert!(!is_reported(&world, "pipe.yaml"));
 }
 
 #[tokio::test]

@@ -12,8 +12,8 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
-use portico_net::Socket;
-use portico_net::random;
+use portico_dial::text::one_line;
+use portico_net::{Socket, random};
 use thiserror::Error;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
@@ -434,8 +434,7 @@ fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
-/// The reason of a refusal: a header, or of other gateways the first line of the body, without control
-/// characters.
+/// The reason of a refusal: a header, or of other gateways the first line of the body, fit for a log.
 async fn reason(answer: http::Response<RecvStream>) -> Box<str> {
     let text = match answer.headers().get(handler::REASON) {
         Some(reason) => reason.as_bytes().to_vec(),
@@ -443,8 +442,8 @@ async fn reason(answer: http::Response<RecvStream>) -> Box<str> {
     };
     let text = String::from_utf8_lossy(&text);
     let line = text.lines().next().unwrap_or_default().trim();
-    let shown: String = line.chars().filter(|character| !character.is_control()).take(REASON).collect();
-    if shown.is_empty() { "the gateway gave no reason".into() } else { shown.into() }
+    let shown = one_line(line, REASON);
+    if shown.trim().is_empty() { "the gateway gave no reason".into() } else { shown.into() }
 }
 
 /// What comes of a body in time, up to a bound.

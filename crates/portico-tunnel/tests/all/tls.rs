@@ -259,9 +259,9 @@ fn a_list_of_a_ca_that_signs_no_clients_is_an_error_and_keeps_the_last_good_one(
     let good = pki.authority().revocations(&[SERIAL]).unwrap();
     let foreign = other.revocations(&[]).unwrap();
     pki.write("crl.pem", &foreign);
-    let told = Tls::load(files.clone()).unwrap_err().to_string();
-    assert!(told.contains("the list of CN=test CA is signed by none of the client CAs"), "{told}");
-    assert!(told.contains("--tunnel-client-ca"), "{told}");
+    let error = Tls::load(files.clone()).unwrap_err().to_string();
+    assert!(error.contains("the list of CN=test CA is signed by none of the client CAs"), "{error}");
+    assert!(error.contains("--tunnel-client-ca"), "{error}");
 
     pki.write("crl.pem", &good);
     let tls = Tls::load(files).unwrap();

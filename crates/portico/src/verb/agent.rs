@@ -7,13 +7,13 @@
 //! moves bytes is in `portico-agent` and `portico-tunnel`.
 
 mod check;
-mod conceal;
 pub(super) mod control;
 pub(super) mod flags;
 mod left;
-mod looks;
+mod look;
 mod metrics;
 mod pages;
+mod proxy_password;
 mod reach;
 mod ready;
 mod status;
@@ -90,7 +90,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
         Some(Verb::Reach(flags)) => reach::run(flags),
         Some(Verb::Left(flags)) => left::run(flags),
         None => {
-            conceal::conceal();
+            proxy_password::hide();
             daemon::run(async {
                 control::run(&command.flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await
             })

@@ -111,7 +111,7 @@ impl Flags {
     }
 }
 
-/// Standard output is for the objects: what is wrong is told on standard error, with its place.
+/// Standard output is for the objects: what is wrong goes to standard error, with its file and line.
 fn tell(site: &Site, problems: &[Problem]) {
     for problem in problems {
         let place = site.loaded.line_of(&problem.object, &problem.field);

@@ -103,24 +103,24 @@ async fn serve(site: &Site, ports: &Ports) -> anyhow::Result<()> {
         .context("the demo's own agent flags do not parse")?;
     let konnectivity = KonnectivityLine::try_parse_from(site.konnectivity_server_arguments(ports))
         .context("the demo's own flags of a Konnectivity server do not parse")?;
-    let (tell, told) = oneshot::channel();
-    let (tell_port, told_port) = oneshot::channel();
+    let (send_guide, guide_sent) = oneshot::channel();
+    let (send_port, port_sent) = oneshot::channel();
     let started = |status: &gateway::status::Status| {
         let plans: Vec<_> = status.pipeline().plans().collect();
         // Fails only if the agents have ended, and the demo with them.
-        let _ = tell_port.send(konnectivity_port(&plans));
-        let _ = tell.send(guide(site, ports, &plans));
+        let _ = send_port.send(konnectivity_port(&plans));
+        let _ = send_guide.send(guide(site, ports, &plans));
     };
     let run_agent = async {
         // Before the gateway listens there is nothing to connect to.
-        let Ok(text) = told.await else { return Ok(()) };
+        let Ok(text) = guide_sent.await else { return Ok(()) };
         let text = text?;
         let mut printed = Ok(());
         agent::control::run(&agent.flags, Daemon::start(Hangup::Stops)?, |_| printed = print(&text)).await?;
         printed
     };
     let run_konnectivity_agent = async {
-        let Ok(port) = told_port.await else { return Ok(()) };
+        let Ok(port) = port_sent.await else { return Ok(()) };
         let arguments = site.konnectivity_agent_arguments(ports, port?);
         let line = KonnectivityLine::try_parse_from(arguments)
             .context("the demo's own flags of a Konnectivity agent do not parse")?;

@@ -132,10 +132,10 @@ spec: {type: NodePort, ports: [{port: 443, nodePort: 8088}]}
 ";
     let folder = directory(&[("web.yaml", service)]);
     let output = run(&["check", folder.path().to_str().unwrap()]);
-    let told = stdout(&output);
+    let printed = stdout(&output);
     assert!(
-        told.contains("web.yaml:4: error: Service apps/web: spec.ports[0].nodePort: 8088 cannot be used"),
-        "{told}"
+        printed.contains("web.yaml:4: error: Service apps/web: spec.ports[0].nodePort: 8088 cannot be used"),
+        "{printed}"
     );
 }
 

@@ -1,10 +1,11 @@
 //! `portico demo`: it starts, what it prints works when pasted, and Ctrl-C leaves nothing behind.
 
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Process, get, run, stderr, stdout, wait_until};
+use crate::common::{Process, get, portico, run, stderr, stdout, wait_until};
 
 /// Fails with instructions where a program is missing: a test that passes because nothing was tried proves
 /// nothing.
@@ -25,7 +26,8 @@ fn paste(line: &str) -> String {
 fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     require("curl");
     require("openssl");
-    let mut demo = Process::start(&[
+    let parent = tempfile::Builder::new().prefix("a folder").tempdir().unwrap();
+    let mut demo = Process::of(portico().env("TMPDIR", parent.path()).args([
         "demo",
         "--sni-port",
         "26443",
@@ -39,7 +41,7 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
         "28004",
         "--konnectivity-port",
         "28132",
-    ]);
+    ]));
     demo.wait_for("Ctrl-C stops the demo");
     let said = demo.said();
     let lines: Vec<&str> = said.lines().map(str::trim).collect();
@@ -86,8 +88,8 @@ fn the_three_clusters_answer_and_ctrl_c_cleans_up() {
     let answer = paste(check);
     assert!(answer.contains("0 errors"), "{check}\n{answer}");
 
-    let kubeconfig = said.split_whitespace().find(|word| word.ends_with("by-name.kubeconfig")).unwrap();
-    let folder = Path::new(kubeconfig).parent().unwrap().to_owned();
+    let folder = fs::read_dir(parent.path()).unwrap().next().unwrap().unwrap().path();
+    assert!(said.contains(folder.join("by-name.kubeconfig").to_str().unwrap()), "{said}");
     assert!(folder.join("manifests").is_dir());
     // Keys and tokens are for their owner only.
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;

@@ -114,8 +114,8 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
     assert_eq!(get(gateway.admin, "/healthz"), (200, "ok\n".into()));
     assert_eq!(get(gateway.admin, "/nothing").0, 404);
     assert_eq!(get(gateway.admin, "/routes?cluster=a").0, 200);
-    let (status, told) = get(gateway.admin, "/routes?cluster=nope");
-    assert!(status == 404 && told.contains("\"nope\""), "{told}");
+    let (status, page) = get(gateway.admin, "/routes?cluster=nope");
+    assert!(status == 404 && page.contains("\"nope\""), "{page}");
     assert_eq!(get(gateway.admin, "/routes?o=xml").0, 400);
 }
 
@@ -174,10 +174,10 @@ fn a_port_that_cannot_be_bound_is_reported_on_its_service_everywhere() {
     let mut gateway = gateway(folder.path(), &[]);
     assert_eq!(get(gateway.admin, "/readyz").0, 200, "everybody else is served");
     let (_, verbose) = get(gateway.admin, "/readyz?verbose");
-    let told = format!(
+    let row = format!(
         "Service cluster-a/api: spec.ports: NodePort {port} cannot be opened: Address already in use"
     );
-    assert!(verbose.contains(&told), "{verbose}");
+    assert!(verbose.contains(&row), "{verbose}");
     let (_, routes) = get(gateway.admin, "/routes");
     let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
     let error = routes["routes"][0]["state"]["listenerFailed"]["error"].as_str().unwrap();

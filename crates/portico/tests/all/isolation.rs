@@ -102,9 +102,9 @@ async fn healthy(gateway: SocketAddr, stop: Arc<AtomicBool>) -> Result<Vec<Durat
 async fn attempt(gateway: SocketAddr, hello: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(gateway).await?;
     stream.write_all(hello).await?;
-    let mut told = Vec::new();
-    stream.read_to_end(&mut told).await?;
-    Ok(told)
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    Ok(answer)
 }
 
 /// Thousands of clients of the silent cluster. Returns how many attempts were not answered with the alert,
@@ -119,7 +119,7 @@ async fn storm(gateway: SocketAddr) -> Vec<String> {
                 tokio::time::sleep(RETRY_AFTER * client / CLIENTS).await;
                 for _ in 0..ATTEMPTS {
                     match timeout(PATIENCE, attempt(gateway, &hello)).await {
-                        Ok(Ok(told)) if told.len() == 7 && (told[0], told[6]) == INTERNAL_ERROR => {}
+                        Ok(Ok(answer)) if answer.len() == 7 && (answer[0], answer[6]) == INTERNAL_ERROR => {}
                         Ok(outcome) => odd.push(format!("{outcome:?}")),
                         Err(_) => odd.push("no answer".to_owned()),
                     }

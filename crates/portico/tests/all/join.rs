@@ -349,14 +349,15 @@ fn a_machine_that_reaches_what_its_agents_need_is_run_by_systemd() {
 
     // A firewall, as it were. Nothing is written.
     let output = cluster.run_on(&machine, &join);
-    let told = stdout(&output);
-    assert_eq!(output.status.code(), Some(1), "{told}{}", stderr(&output));
-    let line = |word: &str| told.lines().find(|line| line.starts_with(word) && line.contains("gateway.ex"));
-    let (Some(fails), Some(warns)) = (line("FAIL"), line("WARN")) else { panic!("{told}") };
-    assert!(fails.contains("gateway.example.com:2, a gateway") && fails.contains("tcp/2 is"), "{told}");
+    let printed = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}{}", stderr(&output));
+    let line =
+        |word: &str| printed.lines().find(|line| line.starts_with(word) && line.contains("gateway.ex"));
+    let (Some(fails), Some(warns)) = (line("FAIL"), line("WARN")) else { panic!("{printed}") };
+    assert!(fails.contains("gateway.example.com:2, a gateway") && fails.contains("tcp/2 is"), "{printed}");
     assert!(
         warns.contains("gateway.example.com:1, the Konnectivity") && warns.contains("tcp/1 is"),
-        "{told}"
+        "{printed}"
     );
     assert!(!machine.path("etc/kubernetes").exists() && !machine.path("var").exists());
     assert_eq!(machine.asked(), Vec::<String>::new());
@@ -364,11 +365,11 @@ fn a_machine_that_reaches_what_its_agents_need_is_run_by_systemd() {
     let way = format!("gateway.example.com:{port}");
     cluster.host(&format!("konnectivity {way}\ntunnel {way}\n"));
     let output = cluster.run_on(&machine, &join);
-    let told = stdout(&output);
-    assert!(output.status.success(), "{told}{}", stderr(&output));
+    let printed = stdout(&output);
+    assert!(output.status.success(), "{printed}{}", stderr(&output));
     assert!(
-        told.contains("This machine is node worker-1") && !told.contains("gateway.example.com"),
-        "{told}"
+        printed.contains("This machine is node worker-1") && !printed.contains("gateway.example.com"),
+        "{printed}"
     );
     let unit = "./kubelet.service";
     let started = |unit: &str| {

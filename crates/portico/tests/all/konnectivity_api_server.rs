@@ -175,7 +175,7 @@ async fn an_agent_is_whom_the_api_server_says_its_token_is_of(api: &ApiServer) {
     accepted.wait_for("/readyz", 200).await;
 
     let signer = api.host().dir().join("seed-control-plane/sa.key");
-    for (name, token, told) in [
+    for (name, token, line) in [
         ("audience", token("kube-system", ACCOUNT, "other"), "does not accept the token"),
         ("account", token("kube-system", "other", AUDIENCE), "the token is of"),
         ("namespace", token("default", ACCOUNT, AUDIENCE), "the token is of"),
@@ -183,19 +183,19 @@ async fn an_agent_is_whom_the_api_server_says_its_token_is_of(api: &ApiServer) {
         ("forged", "eyJhbGciOiJub25lIn0.e30.".to_owned(), "does not accept the token"),
     ] {
         let refused = agent(name, &token).await;
-        refused.wait_for_line(told).await;
+        refused.wait_for_line(line).await;
         assert_eq!(refused.get("/readyz").unwrap().0, 503, "{name}");
     }
     assert!(refusals(&server.program, "token") >= 5.0);
 
     // The API server is away, and then it says nothing: new agents wait, others stay.
-    for (passes, told) in
+    for (passes, line) in
         [(Passes::Nobody, "cannot review the token"), (Passes::Nothing, "no answer within 5s")]
     {
         let token = good();
         way.passes(passes);
         let mut waits = agent(&format!("{passes:?}"), &token).await;
-        waits.wait_for_line(told).await;
+        waits.wait_for_line(line).await;
         assert_eq!(accepted.get("/readyz").unwrap().0, 200);
         way.passes(Passes::All);
         waits.wait_for("/readyz", 200).await;

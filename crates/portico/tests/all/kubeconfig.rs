@@ -69,8 +69,8 @@ fn a_person_gets_a_certificate_that_the_cluster_signs_and_that_ends() {
     assert!(left.as_mins() > 110 && left.as_mins() <= 120, "{left}");
 
     let output = portico(&["--as", "eve", "--group", "system:masters"]);
-    let told = stderr(&output);
-    assert!(output.status.code() == Some(2) && told.contains("clusterrolebinding"), "{told}");
+    let printed = stderr(&output);
+    assert!(output.status.code() == Some(2) && printed.contains("clusterrolebinding"), "{printed}");
     assert_eq!(stdout(&output), "");
     let output = portico(&["--for", "2h"]);
     assert!(output.status.code() == Some(2) && stderr(&output).contains("--as"), "{}", stderr(&output));

@@ -86,9 +86,9 @@ fn a_narrow_path_is_measured_whether_its_router_says_so_or_swallows_packets() {
         let found = findings.iter().find(|found| found["check"] == "path-mtu");
         found.unwrap_or_else(|| panic!("no path-mtu in {findings:#?}")).clone()
     };
-    let told = mtu(&["--pod-mtu", "1400"]);
-    assert_eq!((&told["seen"]["mtu"], &told["status"]), (&1400.into(), &"failed".into()), "{told}");
-    assert_eq!(told["seen"]["by"], way.router.address().to_string(), "{told}");
+    let printed = mtu(&["--pod-mtu", "1400"]);
+    assert_eq!((&printed["seen"]["mtu"], &printed["status"]), (&1400.into(), &"failed".into()), "{printed}");
+    assert_eq!(printed["seen"]["by"], way.router.address().to_string(), "{printed}");
     let fits = mtu(&["--pod-mtu", "1350"]);
     assert_eq!(fits["status"], "passed", "{fits}");
 

@@ -60,11 +60,11 @@ fn each_node_is_listed_with_its_paths_and_one_that_lacks_them_makes_the_answer_n
     join(&api, "n01", "Unknown");
     let output = nodes(&[]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    let told = stdout(&output);
-    let line = |name: &str| told.lines().find(|line| line.starts_with(name)).unwrap();
-    assert!(line("n00").contains("  agent  ") && !line("n00").contains("reach"), "{told}");
-    assert!(line("n01").contains("NotReady") && line("n02").contains("it has no agent"), "{told}");
-    assert!(told.contains("60 nodes, 59 of them with a problem"), "{told}");
+    let printed = stdout(&output);
+    let line = |name: &str| printed.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(line("n00").contains("  agent  ") && !line("n00").contains("reach"), "{printed}");
+    assert!(line("n01").contains("NotReady") && line("n02").contains("it has no agent"), "{printed}");
+    assert!(printed.contains("60 nodes, 59 of them with a problem"), "{printed}");
 }
 
 fn join(api: &ApiServer, name: &str, ready: &str) {

@@ -106,10 +106,13 @@ fn an_address_that_nobody_can_know_is_a_warning_of_check() {
         .replace("exposeStrategy: Tunneling", "exposeStrategy: NodePort");
     let folder = directory(&[("site.yaml", &site)]);
     let folder = folder.path().to_str().unwrap();
-    let told = stdout(&run(&["check", folder]));
-    assert!(told.contains("warning: Cluster tunnelled: no address can be given to its users"), "{told}");
-    let told = stdout(&run(&["check", folder, "--node-address", "192.0.2.1"]));
-    assert!(!told.contains("no address"), "{told}");
+    let printed = stdout(&run(&["check", folder]));
+    assert!(
+        printed.contains("warning: Cluster tunnelled: no address can be given to its users"),
+        "{printed}"
+    );
+    let printed = stdout(&run(&["check", folder, "--node-address", "192.0.2.1"]));
+    assert!(!printed.contains("no address"), "{printed}");
 }
 
 const VOID: &str = r#"

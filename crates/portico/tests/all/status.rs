@@ -41,10 +41,10 @@ fn what_clusters_that_are_gone_have_left_is_listed() {
         command.args(["status", "--kubeconfig"]).arg(&admin).args(flags).output().unwrap()
     };
     let output = portico(&[]);
-    let told = stdout(&output);
-    assert!(told.contains("Namespace cluster-gone, of Cluster gone\n"), "{told}{}", stderr(&output));
-    assert!(told.contains("PersistentVolume volume-1, of Cluster gone\n"), "{told}");
-    assert!(!told.contains("cluster-here,"), "{told}");
+    let printed = stdout(&output);
+    assert!(printed.contains("Namespace cluster-gone, of Cluster gone\n"), "{printed}{}", stderr(&output));
+    assert!(printed.contains("PersistentVolume volume-1, of Cluster gone\n"), "{printed}");
+    assert!(!printed.contains("cluster-here,"), "{printed}");
     let output = portico(&["-o", "json"]);
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(found["orphans"].as_array().unwrap().len(), 2, "{found}");

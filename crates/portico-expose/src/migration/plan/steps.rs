@@ -1,4 +1,4 @@
-//! The steps of a plan, told per keeper. What differs between strategies is said by the pair of them: what
+//! The steps of a plan, per keeper. What differs between strategies is said by the pair of them: what
 //! opens by the new one, what closes by the old one.
 
 use portico_api::annotations::MIGRATION_LABEL;

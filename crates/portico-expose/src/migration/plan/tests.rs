@@ -1,4 +1,4 @@
-//! What is told for each two strategies and each keeper, two whole pages, and what holds for any plan.
+//! What is printed for each two strategies and each keeper, two whole pages, and what holds for any plan.
 
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::seed::Seed;
@@ -353,8 +353,8 @@ proptest! {
     ) {
         let plan = case.plan(pair);
         for step in &plan.steps {
-            let told = [&step.does, &step.proof, &step.users, &step.back];
-            prop_assert!(told.iter().all(|text| !text.is_empty()), "{step:?}");
+            let texts = [&step.does, &step.proof, &step.users, &step.back];
+            prop_assert!(texts.iter().all(|text| !text.is_empty()), "{step:?}");
         }
         prop_assert!(!plan.blockers.is_empty() || !plan.steps.is_empty());
         for blocker in &plan.blockers {

@@ -74,7 +74,7 @@ fn after_one_that_went_back_or_could_not_be_begun_no_other_begins() {
         waves.observe(&now);
         let now = seen(&[("a", back), ("b", Waits)]);
         assert_eq!(waves.observe(&now), ["a"]);
-        assert!(waves.observe(&now).is_empty(), "it is told once");
+        assert!(waves.observe(&now).is_empty(), "it is reported once");
         assert!(waves.next(&now).is_none() && waves.is_over(&now));
     }
     let mut waves = Waves::new(3);

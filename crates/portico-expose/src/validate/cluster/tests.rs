@@ -246,7 +246,7 @@ fn a_node_port_range_must_parse_and_never_changes() {
 fn settings_of_a_migration_that_cannot_be_read_close_nothing() {
     let with = |value: &str| {
         let meta = format!(r#"{{"name": "a", "annotations": {{"portico.k8c.io/migration": "{value}"}}}}"#);
-        // What gateways and the webhook hold is told of too.
+        // What gateways and the webhook hold is reported too.
         let cluster = json::<Cluster>(&format!(r#"{{"metadata": {meta}}}"#)).trimmed();
         judge(&cluster, None, &seed("north", "{}"), DOMAIN)
     };

@@ -114,8 +114,8 @@ async fn an_endpoint_that_does_not_take_them_is_reset_and_not_told_that_it_has_a
     connect.data(connection, &vec![7; MUCH]);
     connect.send(&Packet::CloseRequest(connection));
     let clock = Clock::new();
-    let told = clock.by(connect.packet()).await;
-    let Packet::CloseResponse { error, .. } = &told else { panic!("{told:?}") };
+    let packet = clock.by(connect.packet()).await;
+    let Packet::CloseResponse { error, .. } = &packet else { panic!("{packet:?}") };
     assert!(error.contains("has not taken all"), "{error}");
     clock.until("it is over", || agent.connections().is_empty()).await;
     assert!(clock.by(read_to_end(&mut socket)).await.is_err());

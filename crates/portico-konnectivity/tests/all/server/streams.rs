@@ -155,8 +155,8 @@ async fn an_endpoint_that_resets_is_not_taken_for_an_agent_that_is_lost() {
             Mode::Grpc => {
                 let (mut frontend, connection, mut stream) = connected_by_grpc(&rig, &mut agent).await;
                 stream.to_server.send_reset(h2::Reason::CONNECT_ERROR);
-                let told = frontend.packet().await;
-                assert!(matches!(told, Packet::CloseResponse { connection: of, .. } if of == connection));
+                let packet = frontend.packet().await;
+                assert!(matches!(packet, Packet::CloseResponse { connection: of, .. } if of == connection));
             }
         }
         is_ended(&rig, "endpoint_reset").await;

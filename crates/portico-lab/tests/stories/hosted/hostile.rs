@@ -84,7 +84,7 @@ impl<'a> Hostile<'a> {
         for other in others {
             wait::until("the operator's work in another", SOON, || other.kubectl.get(&CLUSTER_INFO)).unwrap();
         }
-        wait::until("the hostile one to be told", STARTING, || {
+        wait::until("the hostile one to be reported", STARTING, || {
             let cluster = seed.kubectl().get(&["cluster", hostile.name])?;
             let condition = &cluster["status"]["conditions"]["PorticoUserClusterReady"];
             ensure!(condition["status"] == "False", "{condition}");

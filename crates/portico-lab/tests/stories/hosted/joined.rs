@@ -71,8 +71,8 @@ pub(super) fn machines_leave(clusters: &[Hosted<'_>], nodes: Vec<Vec<Node>>) {
     for (cluster, nodes) in clusters.iter().zip(nodes) {
         for mut node in nodes {
             let name = node.host().name().to_owned();
-            let told = node.leave().unwrap();
-            assert!(told.contains(&format!("kubectl delete node {name}")), "{told}");
+            let printed = node.leave().unwrap();
+            assert!(printed.contains(&format!("kubectl delete node {name}")), "{printed}");
             cluster.kubectl.run(&["delete", "node", &name]).unwrap();
         }
     }

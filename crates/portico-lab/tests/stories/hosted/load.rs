@@ -207,7 +207,7 @@ impl Load {
     fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for watch in &self.watches {
-            // It may have ended, which has been told.
+            // It may have ended, which has been reported.
             let _ = watch.socket.shutdown(Shutdown::Both);
         }
         for thread in self.threads.drain(..) {

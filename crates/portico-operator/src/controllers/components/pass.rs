@@ -18,8 +18,8 @@ use tracing::info;
 
 use super::Context;
 use super::tunnel::{is_in_the_way, names};
-use crate::above::reference;
 use crate::condition::State;
+use crate::installation::reference;
 use crate::slot::{Held, Presence, Put, WriteError};
 use crate::write::{PUT_BACK, part, request};
 
@@ -35,7 +35,7 @@ impl Context {
         if seed.spec.nodeport_proxy.disable {
             return self.remove_all().await;
         }
-        let configuration = match self.above.configurations.one() {
+        let configuration = match self.installation.configurations.one() {
             Ok(Some(configuration)) => configuration,
             Ok(None) => {
                 // The names of the certificate follow from it.
@@ -66,7 +66,7 @@ impl Context {
 
     /// How it stands with a Seed that has no gateway of its own.
     fn of_another_seed(&self, seed: &Seed) -> Option<State> {
-        let seeds = self.above.seeds.seeds();
+        let seeds = self.installation.seeds.seeds();
         match &self.settings.seed {
             Some(named) if **named == *seed.metadata.name => None,
             Some(named) => {
@@ -90,7 +90,7 @@ impl Context {
     fn hosts(&self, configuration: &KubermaticConfiguration) -> impl Iterator<Item = String> + use<> {
         let front = self.part(Part::Service).and_then(Held::value);
         let ingress = front.map(|front| Ingress::of_service(&front)).unwrap_or_default();
-        let seeds = self.above.seeds.seeds();
+        let seeds = self.installation.seeds.seeds();
         tunnel_hosts(&seeds, configuration, &self.settings.gateway.front, &ingress).into_iter()
     }
 
@@ -179,7 +179,7 @@ impl Context {
         Ok(State::good("Disabled", message.to_owned()))
     }
 
-    /// Applies an object, and counts it if that changed anything. One that is put back is told on the Seed.
+    /// Applies an object, and counts it if that changed anything. One put back is an Event of the Seed.
     pub(super) async fn write(&self, seed: &Seed, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
         self.lead()?;
         let put = held.put(&self.client, wanted).await?;
@@ -215,7 +215,7 @@ impl Context {
 
     pub(super) fn count(&self, written: bool, kind: &'static str) {
         if written {
-            self.tally.wrote(kind);
+            self.counters.wrote(kind);
         }
     }
 

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::Context;
-use crate::above::reference;
 use crate::cache::api;
 use crate::condition::{State, condition};
+use crate::installation::reference;
 use crate::slot::WriteError;
 use crate::status::SeedReport;
 use crate::write::{DEFINITION_OUTDATED, RequestError, request};
@@ -50,7 +50,7 @@ impl Context {
             Ok(()) => {}
             Err(WriteError::NotLeading) => return written,
             Err(error) => {
-                self.tally.failed(error.reason());
+                self.counters.failed(error.reason());
                 warn!(seed = %key, %error, "cannot write the condition of the Seed");
                 let news = before.as_ref().is_none_or(|before| before.condition_written);
                 if news && error.reason() == DEFINITION_OUTDATED {

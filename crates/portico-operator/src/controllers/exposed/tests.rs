@@ -189,8 +189,8 @@ async fn nothing_is_written_while_a_seed_or_the_configuration_is_not_known() {
     world.api.put_of("kubermaticconfigurations", json!({"metadata": {"namespace": "k", "name": "kkp"}}));
     sleep(NEVER).await;
     assert_eq!(world.api.writes(), 0, "the Seed of the Cluster cannot be read, and the other one is not its");
-    let told = world.status.get().watches["Seed"].unreadable.clone().unwrap();
-    assert!(told.contains("south") && told.ends_with("correct it"), "{told}");
+    let why = world.status.get().watches["Seed"].unreadable.clone().unwrap();
+    assert!(why.contains("south") && why.ends_with("correct it"), "{why}");
     world.api.put_seed(seed("south", "lab-1"));
     world.until("the first", |world| world.report().written == 1).await;
     assert_eq!(world.spec("a")["seed"], "south");

@@ -81,7 +81,7 @@ pub(super) async fn counted(
             Err(why) => Err(why),
         };
         counted.map(|counted| (gateway, counted)).map_err(|why| {
-            format!("whether it is used cannot be told while the gateway {gateway} does not say: {why}")
+            format!("whether it is used is unknown while the gateway {gateway} does not say: {why}")
         })
     });
     counts.collect()
@@ -161,7 +161,7 @@ fn lacks(listing: &[u8], keys: &[RouteKey]) -> Option<String> {
         if of_key.peek().is_none() {
             return Some(format!("lacks {key}"));
         }
-        // That endpoints are ready is told by an answer of the API server.
+        // An answer of the API server says that endpoints are ready.
         let is_served = |route: &Value| route["state"] == "ready" || route["state"] == "notReady";
         (!of_key.any(is_served)).then(|| format!("does not serve {key}; portico why says what is in the way"))
     })

@@ -181,7 +181,7 @@ impl Context {
         self.lead()?;
         let says = (settled, state, &*next.to_string());
         if write_condition(&self.client, cluster, MIGRATING, says).await? {
-            self.tally.wrote("Cluster");
+            self.counters.wrote("Cluster");
         }
         Ok(())
     }
@@ -242,7 +242,7 @@ impl Context {
         let what = format!("spec.migration of ExposedCluster {name}");
         let written = self.request(&what, exposed.patch(name, &params, &patch)).await?;
         self.exposed.written(written);
-        self.tally.wrote("ExposedCluster");
+        self.counters.wrote("ExposedCluster");
         Ok(())
     }
 }

@@ -61,9 +61,9 @@ impl Context {
     /// Returns how it stands with it then.
     pub(super) async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, PassError> {
         let name = &*cluster.metadata.name;
-        let seeds = self.above.seeds.seeds();
+        let seeds = self.installation.seeds.seeds();
         let refused = |message| stopped(false, "InvalidConfiguration", message);
-        let configuration = match self.above.configurations.one() {
+        let configuration = match self.installation.configurations.one() {
             Ok(Some(configuration)) => configuration,
             Ok(None) => {
                 // A strategy must not be decided on before the level that decides is there.
@@ -273,7 +273,7 @@ impl Context {
         cluster: &Cluster,
         doors: Option<&Doors>,
     ) -> Result<bool, PassError> {
-        let Ok(fields) = projection(cluster, &self.above, doors) else { return Ok(false) };
+        let Ok(fields) = projection(cluster, &self.installation, doors) else { return Ok(false) };
         let wanted = Wanted { name: cluster.metadata.name.to_string(), fields };
         self.put(cluster, &self.exposed, "", &wanted).await?;
         let settled = doors.is_some_and(|doors| doors.now.second.is_none());

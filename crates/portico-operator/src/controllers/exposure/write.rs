@@ -157,7 +157,7 @@ impl Context {
                 backoff.applied(&wanted, Some(&*current), true, Instant::now())
             });
             self.services.written(written);
-            self.tally.wrote("Service");
+            self.counters.wrote("Service");
             if let Some(done) = back {
                 tell_put_back(cluster, (Service::KIND, &ObjectKey::new(own, name)), &done, &self.events)
                     .await;
@@ -167,7 +167,7 @@ impl Context {
         let what = format!("Endpoints {own}/{name}");
         if self.request(&what, endpoints.get_metadata_opt(name)).await?.is_some() {
             self.request(&what, endpoints.delete(name, &DeleteParams::default())).await?;
-            self.tally.wrote("Endpoints");
+            self.counters.wrote("Endpoints");
         }
         let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), own);
         let of_service = ListParams::default().labels(&format!("{SERVICE_NAME_LABEL}={name}"));
@@ -176,7 +176,7 @@ impl Context {
             let by = slice.labels().get(SLICE_MANAGED_BY).map(String::as_str).unwrap_or_default();
             if KUBERNETES_CONTROLLERS.contains(&by) {
                 self.request(&what, slices.delete(&slice.name_any(), &DeleteParams::default())).await?;
-                self.tally.wrote("EndpointSlice");
+                self.counters.wrote("EndpointSlice");
             }
         }
         Ok(())
@@ -210,7 +210,7 @@ impl Context {
         });
         if let Some(object) = &changed {
             cache.written(object.clone());
-            self.tally.wrote(K::KIND);
+            self.counters.wrote(K::KIND);
         }
         if let Some(done) = back {
             tell_put_back(cluster, (K::KIND, &ObjectKey::new(namespace, &wanted.name)), &done, &self.events)
@@ -230,7 +230,7 @@ impl Context {
         let api = api::<K>(&self.client, own);
         let what = format!("deleting {} {own}/{name}", K::KIND);
         match self.request(&what, api.delete(&name, &params)).await {
-            Ok(_) => self.tally.wrote(K::KIND),
+            Ok(_) => self.counters.wrote(K::KIND),
             Err(error) if error.status().is_some_and(kube::core::Status::is_not_found) => {}
             Err(error) => return Err(error),
         }
@@ -278,7 +278,7 @@ impl Context {
     /// The Cluster as it was written: no pass works from an older one.
     pub(super) fn wrote_cluster(&self, written: &Served<Cluster>) {
         self.written.wrote(written);
-        self.tally.wrote("Cluster");
+        self.counters.wrote("Cluster");
     }
 
     /// The same of its status, with the condition that was written.

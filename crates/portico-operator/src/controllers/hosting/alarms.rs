@@ -179,7 +179,7 @@ async fn alarm_of(address: IpAddr) -> Option<Option<Alarm>> {
 
 async fn get(address: IpAddr, path: &str) -> Option<Option<Alarm>> {
     let address = SocketAddr::new(address, portico_hosting::ETCD_PROBES);
-    // An alarm is told with the status of a failure.
+    // An alarm is reported with the status of a failure.
     let (_, answer) = ask::get(address, path, MAX_ANSWER).await.ok()?;
     Alarm::read(&answer)
 }

@@ -14,14 +14,14 @@ use tokio::sync::watch as channel;
 
 use super::alarms::Alarms;
 use super::kinds::{Kind, Shared};
-use crate::above::Above;
 use crate::cache::Cache;
 use crate::clusters::{ClusterWatch, LastWritten};
 use crate::controllers::exposed::Written;
+use crate::installation::Installation;
 use crate::kkp::KkpWatch;
 use crate::slot::WriteError;
 use crate::status::StatusHandle;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 
 /// The reason of a Cluster that cannot be hosted as it is written.
 pub(super) const INVALID: &str = "InvalidConfiguration";
@@ -56,11 +56,11 @@ pub(super) struct Context {
     pub(super) pods: Arc<Cache<Pod>>,
     pub(super) alarms: Alarms,
     pub(super) kkp: KkpWatch,
-    pub(super) above: Above,
+    pub(super) installation: Installation,
     pub(super) leads: channel::Receiver<Leads>,
     pub(super) events: Events,
     pub(super) status: StatusHandle,
-    pub(super) tally: Tally,
+    pub(super) counters: WorkCounters,
     pub(super) backoffs: Mutex<BTreeMap<String, Shared>>,
     pub(super) written: LastWritten,
 }
@@ -73,8 +73,8 @@ impl Context {
 
     pub(super) fn is_known(&self) -> bool {
         let known = [
-            self.above.seeds.is_known(),
-            self.above.configurations.is_known(),
+            self.installation.seeds.is_known(),
+            self.installation.configurations.is_known(),
             self.exposed.is_known(),
             self.pods.is_known(),
         ];

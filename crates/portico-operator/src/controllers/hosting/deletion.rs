@@ -102,7 +102,7 @@ impl Context {
             self.lead()?;
             let what = format!("deleting Namespace {name}");
             request(&what, namespaces.delete(&name, &only_this(&namespace))).await?;
-            self.tally.wrote("Namespace");
+            self.counters.wrote("Namespace");
         }
         let late = taken.is_some_and(|taken| taken > self.settings.deletion_patience);
         let state = if late {
@@ -136,7 +136,7 @@ impl Context {
                 if found.pointer("/metadata/deletionTimestamp").is_none() {
                     self.lead()?;
                     kind.remove(&self.client, &key, &backoffs).await?;
-                    self.tally.wrote(kind.name());
+                    self.counters.wrote(kind.name());
                 }
             }
         }
@@ -156,7 +156,7 @@ impl Context {
             let name = pod.name_any();
             let params = DeleteParams { grace_period_seconds: Some(LAST_GRACE), ..only_this(&pod.value()) };
             match request(&format!("ending Pod {namespace}/{name}"), pods.delete(&name, &params)).await {
-                Ok(_) => self.tally.wrote(Pod::KIND),
+                Ok(_) => self.counters.wrote(Pod::KIND),
                 Err(error) => debug!(%error, "a pod of a deleted cluster ends in its own time"),
             }
         }
@@ -178,7 +178,7 @@ impl Context {
         let what = format!("finalizers of Cluster {name}");
         let written = request(&what, clusters.patch(&name, &params, &patch)).await?;
         self.written.wrote(&written);
-        self.tally.wrote("Cluster");
+        self.counters.wrote("Cluster");
         Ok(())
     }
 }

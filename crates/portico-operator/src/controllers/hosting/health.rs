@@ -1,7 +1,7 @@
 //! How it stands with the programs of a control plane, from its workloads and pods. Pure.
 
 use portico_api::hosting::Layout;
-use portico_kube::text::one_line;
+use portico_dial::text::one_line;
 use serde_json::{Map, Value, json};
 
 /// The program whose readiness is that of the cluster.
@@ -142,8 +142,8 @@ pub(super) fn is_whole(components: &[Component]) -> bool {
     components.iter().all(|component| component.ready >= component.wanted)
 }
 
-/// What is not as it should be, in words. Programs that wait for one thing, as those of one pod do, are told
-/// together.
+/// What is not as it should be, in words. Programs that wait for one thing, as those of one pod do, are
+/// named together.
 pub(super) fn text(components: &[Component]) -> String {
     let missing: Vec<&Component> =
         components.iter().filter(|component| component.ready < component.wanted).collect();

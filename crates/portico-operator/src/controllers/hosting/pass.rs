@@ -30,13 +30,13 @@ use super::context::{ACTION, Context, INVALID};
 use super::health::{self, Component, Health};
 use super::kinds::Shared;
 use super::secrets::Reviewed;
-use crate::above::SeveralConfigurations;
 use crate::cache::api;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::{State, one_text};
 use crate::contention::RepairBackoffs;
 use crate::controllers::exposed::reference;
 use crate::controllers::exposure::belongs_to;
+use crate::installation::SeveralConfigurations;
 use crate::slot::{Put, WriteError};
 use crate::write::{PUT_BACK, part, request};
 
@@ -76,8 +76,8 @@ impl Subject<'_> {
 impl Context {
     /// Makes the control plane of `cluster` as it should be. Returns how it stands with it then.
     pub(super) async fn pass(&self, cluster: &Cluster) -> Result<Outcome, WriteError> {
-        let seeds = self.above.seeds.seeds();
-        let configuration = self.above.configurations.one();
+        let seeds = self.installation.seeds.seeds();
+        let configuration = self.installation.configurations.one();
         let (scope, layout) = match self.usable(cluster, &seeds, &configuration) {
             Ok(usable) => usable,
             Err(message) => return self.stopped(cluster, INVALID, message).await,
@@ -127,7 +127,7 @@ impl Context {
         if let Err(error) = self.copy_pull_secrets(cluster).await {
             // Most images need none of them, and pods say what they lack.
             self.lead()?;
-            self.tally.failed(error.reason());
+            self.counters.failed(error.reason());
             warn!(cluster = &*cluster.metadata.name, %error, "credentials of a registry are not copied");
         }
         self.apply(&subject, &plane, &backoffs).await?;
@@ -141,7 +141,8 @@ impl Context {
 
     /// Why `cluster` cannot be hosted as it is written.
     pub(super) fn refusal(&self, cluster: &Cluster) -> Option<String> {
-        let (seeds, configuration) = (self.above.seeds.seeds(), self.above.configurations.one());
+        let (seeds, configuration) =
+            (self.installation.seeds.seeds(), self.installation.configurations.one());
         self.usable(cluster, &seeds, &configuration).err()
     }
 
@@ -263,9 +264,9 @@ impl Context {
             let wanted = &kept_storage(wanted, before.as_ref());
             match kind.put(&self.client, &key, wanted, backoffs).await? {
                 Put::Unchanged => {}
-                Put::Changed => self.tally.wrote(kind.name()),
+                Put::Changed => self.counters.wrote(kind.name()),
                 Put::Back(done) => {
-                    self.tally.wrote(kind.name());
+                    self.counters.wrote(kind.name());
                     let note =
                         Note { severity: Severity::Normal, reason: PUT_BACK, action: ACTION, text: &done };
                     let cluster = reference(subject.scope.cluster);
@@ -296,7 +297,7 @@ impl Context {
             if let Some(kind) = self.kind(kind).filter(|_| !wanted) {
                 self.lead()?;
                 kind.remove(&self.client, &subject.key(&name), backoffs).await?;
-                self.tally.wrote(kind.name());
+                self.counters.wrote(kind.name());
             }
         }
         Ok(())

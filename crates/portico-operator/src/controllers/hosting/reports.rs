@@ -74,7 +74,7 @@ impl Context {
         let written = request("status of the Cluster", written).await?;
         has_condition(&written, CONTROL_PLANE_READY)?;
         self.written.wrote(&written);
-        self.tally.wrote("Cluster");
+        self.counters.wrote("Cluster");
         Ok(())
     }
 }

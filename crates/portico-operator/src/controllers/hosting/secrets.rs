@@ -137,7 +137,7 @@ impl Context {
             let (data, kind) = (&source["data"], &source["type"]);
             let wanted = json!({"metadata": metadata(cluster, name), "data": data, "type": kind});
             if let Applied::Changed(_) = applied(&self.client, &key, &wanted, current.as_ref()).await? {
-                self.tally.wrote(KIND);
+                self.counters.wrote(KIND);
             }
         }
         Ok(())
@@ -192,9 +192,9 @@ impl Context {
         if due.is_irreplaceable() && current.is_none() {
             // After a conflict the pass begins anew, with what is there.
             made_once::<Secret>(&self.client, &key, &wanted).await?;
-            self.tally.wrote(KIND);
+            self.counters.wrote(KIND);
         } else if let Applied::Changed(_) = applied(&self.client, &key, &wanted, current).await? {
-            self.tally.wrote(KIND);
+            self.counters.wrote(KIND);
         }
         // The first ones are what everybody expects.
         if due.why != Why::Missing || current.is_some() || cluster.has_held_data() {
@@ -207,7 +207,7 @@ impl Context {
 }
 
 impl Held {
-    /// What pods are told of them, so that a change replaces those that read them at their start.
+    /// Their digests for the templates of pods: a change replaces those that read them at their start.
     pub(super) fn digests(&self) -> Digests {
         digests(&self.data)
     }
@@ -227,7 +227,7 @@ fn metadata(cluster: &Cluster, secret: &str) -> Value {
         "ownerReferences": [owner(cluster)]})
 }
 
-/// What a Secret holds. What is no text fits nothing, and is told as that.
+/// What a Secret holds. What is no text fits nothing, and is reported as that.
 fn texts(secret: &Value) -> BTreeMap<String, String> {
     let secret: Secret = serde_json::from_value(secret.clone()).unwrap_or_default();
     let data = secret.data.unwrap_or_default().into_iter();

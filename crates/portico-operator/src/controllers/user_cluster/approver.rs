@@ -30,7 +30,7 @@ use super::inside::reason;
 use super::subject::{Subject, host_of};
 use super::{Context, FIRST_RETRY, LAST_RETRY};
 use crate::follow::pause;
-use crate::tally::Tally;
+use crate::work_counters::WorkCounters;
 
 /// The shortest time from one look to the next.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
@@ -111,7 +111,7 @@ impl Context {
         }
         // The pass says what is wrong with it.
         let Ok(foreign) = Foreign::new(&kubeconfig, Dialer::direct()).await else { return };
-        let round = Round { cluster: name.to_owned(), foreign, reserved, tally: self.tally.clone() };
+        let round = Round { cluster: name.to_owned(), foreign, reserved, counters: self.counters.clone() };
         let task = tokio::spawn(round.repeat());
         self.approvers.all().insert(name.to_owned(), Approver { made_of, task });
     }
@@ -143,7 +143,7 @@ struct Round {
     cluster: String,
     foreign: Foreign,
     reserved: Reserved,
-    tally: Tally,
+    counters: WorkCounters,
 }
 
 impl Round {
@@ -157,7 +157,7 @@ impl Round {
                 }
                 Err(error) => {
                     debug!(cluster = self.cluster, %error, "cannot approve certificates of kubelets");
-                    self.tally.failed(reason(&error));
+                    self.counters.failed(reason(&error));
                     failures += 1;
                     pause(failures, FIRST_RETRY, LAST_RETRY)
                 }
@@ -184,7 +184,7 @@ impl Round {
                 Err(why) => {
                     debug!(cluster = self.cluster, request = name, %why, "a certificate is not approved");
                     if left.insert(name.clone(), (why, Instant::now())).is_none() {
-                        self.tally.failed(why.reason());
+                        self.counters.failed(why.reason());
                     }
                 }
             }
@@ -233,7 +233,7 @@ impl Round {
         }
         let message = "the names and addresses in it are those of the Node";
         match self.foreign.approve(&path, object, "PorticoApproved", message).await {
-            Ok(()) => self.tally.wrote("CertificateSigningRequest"),
+            Ok(()) => self.counters.wrote("CertificateSigningRequest"),
             // Somebody else was there first, or it is gone.
             Err(ForeignError::Refused { code: 404 | 409, .. }) => {}
             Err(error) => return Err(error),

@@ -29,8 +29,8 @@ impl Context {
         let (url, client_ca) = (&*exposed.spec.address.url, client_ca.as_deref());
         let is_new = subject.state() == Some(MigrationState::Moving);
         let reach = Reach { url, client_ca, ways: &ways, is_new };
-        let seeds = self.above.seeds.seeds();
-        let found = self.above.configurations.one().ok().and_then(|configuration| {
+        let seeds = self.installation.seeds.seeds();
+        let found = self.installation.configurations.one().ok().and_then(|configuration| {
             let scope = usable(cluster, &seeds, configuration.as_ref()).ok()?;
             portico_hosting::inside(&scope, settings, reach).ok()
         });

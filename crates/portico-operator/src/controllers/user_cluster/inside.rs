@@ -73,7 +73,7 @@ impl Context {
         inside.waiting.extend(hosted.waiting);
         let mut done = Done::default();
         let ended = timeout(limit, write(&foreign, &inside, &mut done)).await;
-        self.tally.wrote_many(std::mem::take(&mut done.writes));
+        self.counters.wrote_many(std::mem::take(&mut done.writes));
         let server = &kubeconfig.server;
         let readiness = match ended {
             Ok(Ok(())) => readiness(&inside, &done),

@@ -63,7 +63,7 @@ impl Context {
         let what = format!("Secret {namespace}/{ADMIN_KUBECONFIG}");
         let wanted = wanted(name, namespace, &kubeconfig);
         if let Applied::Changed(_) = request(&what, apply(&secrets, &wanted, current.as_ref())).await? {
-            self.tally.wrote("Secret");
+            self.counters.wrote("Secret");
         }
         Ok(Ok(()))
     }

@@ -1,11 +1,11 @@
-//! The nodes of one user cluster, as they say of themselves: names are made harmless, and few are told.
+//! The nodes of one user cluster, as they say of themselves: names are made harmless, and few are listed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use portico_dial::text;
 use portico_expose::migration::Fact;
 use portico_kube::foreign::{Foreign, ForeignError};
-use portico_kube::text;
 
 /// Where they are.
 pub(super) const NODES: &str = "/api/v1/nodes";

@@ -205,7 +205,7 @@ impl Context {
             "annotations": annotations}});
         let written = apply(&clusters, &wanted, Some(&subject.seen));
         if let Applied::Changed(_) = request("annotation of the Cluster", written).await? {
-            self.tally.wrote("Cluster");
+            self.counters.wrote("Cluster");
         }
         Ok(())
     }

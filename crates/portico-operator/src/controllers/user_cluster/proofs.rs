@@ -1,7 +1,7 @@
 //! What a migration between expose strategies waits for inside a user cluster, and what of it is so
 //! ([`portico_expose::migration`]). Each pass looks anew, in the state that is recorded; nothing is kept.
 //!
-//! Of what cannot be told the text says why, and what to do. The text is part of a condition, so it is the
+//! Of what is unknown the text says why, and what to do. The text is part of a condition, so it is the
 //! same as long as nothing changes: no times in it, and names in their order.
 
 use std::collections::BTreeSet;
@@ -290,7 +290,7 @@ impl Look<'_> {
         }
     }
 
-    /// A workload; one that is not there for a reason is told of with that.
+    /// A workload; one that is not there for a reason is reported with that.
     async fn workload(&self, id: &Id) -> Result<Option<Value>, Fact> {
         match self.foreign.get(&id.path()).await {
             Ok(None) if !self.kept.readiness.ready => Err(Fact::NotSo(self.kept.readiness.message.clone())),

@@ -25,7 +25,7 @@ impl Context {
     pub(super) async fn mark(&self, cluster: &Cluster, readiness: &Readiness) -> bool {
         let written = self.write_condition(cluster, readiness).await;
         if let Err(error) = &written {
-            self.tally.failed(error.reason());
+            self.counters.failed(error.reason());
             debug!(cluster = &*cluster.metadata.name, %error, "cannot write the condition");
         }
         let failed = readiness.failed || written.is_err();
@@ -49,7 +49,7 @@ impl Context {
     pub(super) fn record(&self, name: &str, readiness: &Readiness, failed: bool) -> Option<usize> {
         let Readiness { ready, reason, message, .. } = readiness;
         if readiness.failed {
-            self.tally.failed(reason);
+            self.counters.failed(reason);
         }
         self.status.user_clusters(|clusters| clusters.record(name, (*ready, reason, message), failed))
     }
@@ -57,7 +57,7 @@ impl Context {
     async fn write_condition(&self, cluster: &Cluster, readiness: &Readiness) -> Result<(), RequestError> {
         let says = (readiness.ready, readiness.reason, &*readiness.message);
         if write_condition(&self.client, cluster, USER_CLUSTER_READY, says).await? {
-            self.tally.wrote("Cluster");
+            self.counters.wrote("Cluster");
         }
         Ok(())
     }

@@ -1,12 +1,12 @@
-//! AdmissionReview `v1`: what an API server asks, and what it is told.
+//! AdmissionReview `v1`: what an API server asks, and the answer.
 
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
+use portico_dial::text::one_line;
 use portico_kube::json::may_hold_more_than;
-use portico_kube::text::one_line;
 use portico_source::Object;
 use portico_source::object::InvalidObject;
 use portico_source::served::{Served, ServedKind};
@@ -23,8 +23,8 @@ const VERSION: &str = "admission.k8s.io/v1";
 /// datacenters, and what kubectl notes on each, are less.
 const MOST_VALUES: usize = 100_000;
 
-/// Most problems that are told one by one. A Seed may make two thousand.
-const MOST_TOLD: usize = 5;
+/// Most problems that are listed one by one. A Seed may make two thousand.
+const MOST_LISTED: usize = 5;
 
 /// Longest text of one problem. It may quote what the client wrote.
 const LONGEST: usize = 1_000;
@@ -159,7 +159,7 @@ pub(super) fn answer(uid: &str, errors: &[String], warnings: &[String]) -> Strin
 
 /// The first of `texts`, and how many there are more.
 fn lines(texts: &[String]) -> Vec<String> {
-    let mut lines: Vec<String> = texts.iter().take(MOST_TOLD).map(|text| one_line(text, LONGEST)).collect();
+    let mut lines: Vec<String> = texts.iter().take(MOST_LISTED).map(|text| one_line(text, LONGEST)).collect();
     let more = texts.len() - lines.len();
     if more > 0 {
         lines.push(format!("and {more} more"));

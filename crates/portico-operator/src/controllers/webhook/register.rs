@@ -178,7 +178,7 @@ impl Context {
     async fn remove_configuration(&self) -> Result<(), WriteError> {
         self.lead()?;
         if self.configuration.remove(&self.client).await? {
-            self.tally.wrote(self.configuration.kind());
+            self.counters.wrote(self.configuration.kind());
             info!(object = name(self.configuration.key()), kind = self.configuration.kind(), "deleted");
         }
         Ok(())
@@ -188,7 +188,7 @@ impl Context {
         self.lead()?;
         let put = held.put(&self.client, wanted).await?;
         if put != Put::Unchanged {
-            self.tally.wrote(held.kind());
+            self.counters.wrote(held.kind());
             info!(object = name(held.key()), kind = held.kind(), "written");
         }
         if let Put::Back(text) = put {

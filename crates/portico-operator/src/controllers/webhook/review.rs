@@ -94,7 +94,7 @@ pub(super) fn review(world: &World, change: &Change) -> Verdict {
     Verdict { errors, warnings }
 }
 
-/// The problems that a change adds. What is wrong with another object may be told in other words after it:
+/// The problems that a change adds. What is wrong with another object may be put in other words after it:
 /// the number of its problems of that reason says whether there is one more.
 fn fresh(before: &BTreeSet<Problem>, after: BTreeSet<Problem>, own: &BTreeSet<ObjectRef>) -> Vec<Problem> {
     fn counted(problems: &BTreeSet<Problem>) -> BTreeMap<(&ObjectRef, &str), usize> {

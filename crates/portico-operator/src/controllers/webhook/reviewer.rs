@@ -23,7 +23,7 @@ use tracing::info;
 
 use super::message::{About, Malformed, answer, question};
 use super::review::{Change, Verdict, World, review};
-use crate::above::Above;
+use crate::installation::Installation;
 use crate::kkp::{Kkp, KkpWatch};
 use crate::status::StatusHandle;
 
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_millis(2_200);
 
 /// What this replica answers by.
 pub(super) struct Reviewer {
-    pub(super) above: Above,
+    pub(super) installation: Installation,
     pub(super) clusters: Store<Served<Cluster>>,
     /// Those that are exposed.
     pub(super) services: Store<Served<Service>>,
@@ -138,15 +138,15 @@ impl Reviewer {
             self.clusters.wait_until_ready().now_or_never().is_some(),
             self.services.wait_until_ready().now_or_never().is_some(),
         ];
-        self.above.seeds.is_known()
-            && self.above.configurations.is_known()
+        self.installation.seeds.is_known()
+            && self.installation.configurations.is_known()
             && filled.into_iter().all(|filled| filled)
     }
 
     fn world(&self) -> World {
         World {
-            seeds: self.above.seeds.objects(),
-            configurations: self.above.configurations.objects(),
+            seeds: self.installation.seeds.objects(),
+            configurations: self.installation.configurations.objects(),
             clusters: self.clusters.state(),
             services: self.services.state(),
             expose: self.expose.clone(),

@@ -1,4 +1,4 @@
-//! User clusters whose API server hangs, is too slow or answers what no API server does: each is told by
+//! User clusters whose API server hangs, is too slow or answers what no API server does: each is reported by
 //! condition, Event and metric, heals by itself, and holds no other cluster up.
 
 use std::time::Duration;
@@ -148,7 +148,7 @@ fn pauses_begin_anew_when_a_control_plane_comes_up(kubectl: &Kubectl, operator: 
     });
 }
 
-/// As after a restore of half a backup: told, and healed by the right key alone.
+/// As after a restore of half a backup: reported, and healed by the right key alone.
 fn no_kubeconfig_can_be_issued(kubectl: &Kubectl, operator: &Running) {
     let (authority, other) = (Authority::new("good").unwrap(), Authority::new("good").unwrap());
     let (right, wrong) = (authority.identity(), other.identity());

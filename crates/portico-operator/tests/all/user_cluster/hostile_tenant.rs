@@ -1,5 +1,5 @@
 //! A tenant that is the administrator of a real user cluster, and hostile: a webhook that never answers,
-//! definitions by the hundred. It is told by its condition, holds no other cluster up, and heals once it
+//! definitions by the hundred. It is reported by its condition, holds no other cluster up, and heals once it
 //! stops.
 
 use std::time::Duration;
@@ -63,7 +63,7 @@ async fn a_tenant_with_a_mute_webhook_and_many_definitions_holds_up_its_own_clus
         put_kubeconfig(kubectl, name, &kubeconfig.to_yaml());
     }
     wait_reason(kubectl, "good", "Ready");
-    until("what the hostile one does to be told", || {
+    until("what the hostile one does to be reported", || {
         let (reason, message) = reason(kubectl, "theirs")?;
         ensure!(["TooSlow", "NoAnswer", "Refused"].contains(&&*reason), "{reason}: {message}");
         Ok(())

@@ -13,7 +13,7 @@ use clap::Args;
 use http::Uri;
 use tokio::net::lookup_host;
 
-use super::looks::{self, Seen};
+use super::look::{self, Seen};
 use super::reach::Server;
 use crate::args::positive_duration;
 use crate::outcome::Outcome;
@@ -24,7 +24,7 @@ const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 /// The port of a URL without one.
 const HTTPS: u16 = 443;
 
-/// Most connections that are told of.
+/// Most connections that are listed.
 const NAMED: usize = 3;
 
 /// `portico agent left`.
@@ -40,13 +40,13 @@ pub(crate) struct Flags {
 
 /// Looks once, or again and again until it is told to stop.
 pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    looks::run(flags.every, async || Ok(vec![look(&flags.url.0).await?]))
+    look::run(flags.every, async || Ok(vec![look(&flags.url.0).await?]))
 }
 
 async fn look(url: &str) -> anyhow::Result<Seen> {
     let targets = match targets(url).await {
         Ok(targets) => targets,
-        Err(why) => return Ok(Seen { line: format!("{url}: cannot be told: {why:#}"), good: false }),
+        Err(why) => return Ok(Seen { line: format!("{url}: unknown: {why:#}"), good: false }),
     };
     let mut found = BTreeSet::new();
     for table in TABLES {

@@ -17,7 +17,7 @@ use portico_kube::error::describe;
 use portico_kube::foreign::{Foreign, ForeignError};
 use serde_json::json;
 
-use super::looks::{self, Seen};
+use super::look::{self, Seen};
 use crate::args::positive_duration;
 use crate::outcome::Outcome;
 
@@ -53,7 +53,7 @@ impl FromStr for Server {
 
 /// Tries once, or again and again until it is told to stop.
 pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    looks::run(flags.every, async || attempts(flags).await)
+    look::run(flags.every, async || attempts(flags).await)
 }
 
 async fn attempts(flags: &Flags) -> anyhow::Result<Vec<Seen>> {

@@ -10,6 +10,7 @@ use portico_expose::strategy;
 use super::nodes::{KUBELET_LOG, POD_LOG};
 use super::ports::Ports;
 use super::site::{AUTHORITY_PORT, CLUSTERS, Site, UserCluster, WITH_NODE};
+use crate::shell;
 
 /// The text, for a gateway that has put `plans` into force.
 pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Result<String> {
@@ -37,10 +38,10 @@ pub(super) fn guide(site: &Site, ports: &Ports, plans: &[Plan]) -> anyhow::Resul
         }
     }
     let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "KUBECONFIG"], &rows);
-    let manifests = site.path("manifests").display().to_string();
+    let manifests = shell::word(&site.path("manifests").display().to_string());
     // The program need not be on the PATH.
-    let program =
-        std::env::current_exe().map_or_else(|_| "portico".into(), |path| path.display().to_string());
+    let program = std::env::current_exe()
+        .map_or_else(|_| "portico".into(), |path| shell::word(&path.display().to_string()));
     let (admin, agent_admin) = (ports.admin, ports.agent_admin);
     let (server_admin, konnectivity_admin) = (ports.konnectivity + 1, ports.konnectivity + 2);
     Ok(format!(
@@ -86,8 +87,13 @@ fn port(cluster: &UserCluster, ports: &Ports, plans: &[Plan]) -> anyhow::Result<
     node_port(cluster, APISERVER, plans)
 }
 
+/// The folder of the demo's files, as a shell takes it.
+fn folder(site: &Site) -> String {
+    shell::word(&site.folder().display().to_string())
+}
+
 fn node_story(site: &Site, cluster: &UserCluster, port: u16) -> String {
-    let (name, host, folder) = (cluster.name, cluster.host(), site.folder().display());
+    let (name, host, folder) = (cluster.name, cluster.host(), folder(site));
     let (token, kubelet) = (cluster.token(), site.kubelet());
     format!(
         "The way back: the log of a pod. The API server asks the Konnectivity server beside it; the agent on \
@@ -103,7 +109,7 @@ fn node_story(site: &Site, cluster: &UserCluster, port: u16) -> String {
 fn story(site: &Site, cluster: &UserCluster, port: u16) -> String {
     let UserCluster { name, strategy, story, .. } = cluster;
     let host = cluster.host();
-    let folder = site.folder().display();
+    let folder = folder(site);
     format!(
         "\n{name} ({strategy}). {story}\n\
          \x20 curl --cacert {folder}/ca.crt --resolve {host}:{port}:127.0.0.1 https://{host}:{port}/version\n\
@@ -112,7 +118,7 @@ fn story(site: &Site, cluster: &UserCluster, port: u16) -> String {
 }
 
 fn server_name_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> String {
-    let (host, sni, folder) = (cluster.host(), ports.sni, site.folder().display());
+    let (host, sni, folder) = (cluster.host(), ports.sni, folder(site));
     format!(
         "\x20 openssl s_client -connect 127.0.0.1:{sni} -servername {host} -CAfile {folder}/ca.crt -brief \
          </dev/null\n\
@@ -122,7 +128,7 @@ fn server_name_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> Strin
 }
 
 fn tunnel_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> anyhow::Result<String> {
-    let (name, tunnel, folder) = (cluster.name, ports.tunnel, site.folder().display());
+    let (name, tunnel, folder) = (cluster.name, ports.tunnel, folder(site));
     let host = cluster.internal_host();
     let kubeconfig = format!("{name}-tunnel.kubeconfig");
     let server = format!("https://{host}:{AUTHORITY_PORT}");
@@ -139,7 +145,7 @@ fn tunnel_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> anyhow::Re
 }
 
 fn agent_story(site: &Site, cluster: &UserCluster, ports: &Ports) -> anyhow::Result<String> {
-    let (agent, folder, host) = (ports.agent, site.folder().display(), cluster.internal_host());
+    let (agent, folder, host) = (ports.agent, folder(site), cluster.internal_host());
     let kubeconfig = format!("{}-agent.kubeconfig", cluster.name);
     site.kubeconfig(&kubeconfig, cluster, &format!("https://127.0.0.1:{agent}"), &host, None)?;
     Ok(format!(

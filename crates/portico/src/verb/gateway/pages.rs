@@ -24,7 +24,7 @@ const INDEX: &str = "portico gateway
 /metrics             for Prometheus
 /routes              what is exposed, where, by which object; ?o=table for people, ?cluster=NAME for one
 /connections         what is open; ?o=table for people, ?cluster=NAME for one
-/doors               who comes by which kind of listener; ?o=table for people, ?cluster=NAME for one
+/doors               clients by kind of listener; ?o=table for people, ?cluster=NAME for one
 ";
 
 /// What a gateway says about itself.

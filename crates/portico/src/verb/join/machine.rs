@@ -15,8 +15,8 @@ use portico_hosting::join::trust::CaHash;
 use portico_join::checks::Findings;
 use portico_join::cluster::{Answers, Server, ask};
 use portico_join::files::{Before, Record, before, record, write};
-use portico_join::staying::Staying;
-use portico_join::{kubelet, ways};
+use portico_join::kubelet_process::Staying;
+use portico_join::{kubelet, reachability};
 use serde_json::Value;
 
 use crate::args::positive_duration;
@@ -117,7 +117,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         }
         findings.configuration(config);
         findings.kubelet(runner.program(), &answers.version);
-        ways::look(&answers.kubelet, &mut findings).await;
+        reachability::look(&answers.kubelet, &mut findings).await;
     }
     print(&findings.lines())?;
     let (Some(answers), Some(config), false) = (answers, config, findings.keep_out()) else {

@@ -21,7 +21,7 @@ use portico_join::checks::Findings;
 use portico_join::cluster::{Server, dialer};
 use portico_join::draining::Draining;
 use portico_join::files::{self, Record, take};
-use portico_join::{kubelet, staying};
+use portico_join::{kubelet, kubelet_process};
 use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -324,7 +324,7 @@ impl Machine<'_> {
         }
         let noticed = async {
             loop {
-                match staying::running(self.paths) {
+                match kubelet_process::running(self.paths) {
                     Some(running) if running.server.as_deref() == Some(server) => return running.started,
                     _ => sleep(LOOK).await,
                 }

@@ -23,8 +23,8 @@ use portico_net::MemoryBudget;
 use portico_wire::konnectivity::Identifiers;
 
 use super::flag_values::{OptionalFile, buffer, listen, switch, time};
+use super::ignored_flags::CommonIgnoredFlags;
 use super::klog::KlogFlags;
-use super::needless::NeedlessFlags;
 use super::uuid::uuid;
 use crate::args::{duration, positive_duration, size};
 use crate::daemon::{self, Daemon, Hangup};
@@ -210,7 +210,7 @@ struct IgnoredFlags {
     #[arg(long, hide = true, value_parser = time)]
     probe_interval: Option<Duration>,
     #[command(flatten)]
-    both: NeedlessFlags,
+    both: CommonIgnoredFlags,
 }
 
 fn a_port() -> clap::builder::RangedI64ValueParser<u16> {

@@ -1,13 +1,13 @@
 //! `portico konnectivity`: the way back from an API server to the nodes, with the flags of the upstream
 //! programs.
 //!
-//! Both halves share the forms of values ([`flag_values`]), flags without effect ([`klog`], [`needless`]) and
-//! names made up ([`uuid`]). What moves bytes is in `portico-konnectivity`.
+//! Both halves share the forms of values ([`flag_values`]), flags without effect ([`klog`],
+//! [`ignored_flags`]) and names made up ([`uuid`]). What moves bytes is in `portico-konnectivity`.
 
 mod agent;
 mod flag_values;
+mod ignored_flags;
 mod klog;
-mod needless;
 mod requests;
 mod server;
 #[cfg(test)]

@@ -26,6 +26,7 @@ use super::order::{why_not, write_order};
 use super::site::Site;
 use super::wait::{Reported, SETTLED, SILENCE, Seen, line, waits_for_people};
 use crate::outcome::{Outcome, print};
+use crate::shell;
 
 /// How often the seed is asked: each look lists all that are selected.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -229,12 +230,12 @@ impl Run<'_> {
     /// The next look, a little later. An API server that is away for a moment is asked again; `None` if that
     /// lasts until time is over.
     async fn look_again(&self) -> anyhow::Result<Option<Selection>> {
-        let mut told = Reported::default();
+        let mut reported = Reported::default();
         loop {
             sleep_until(self.deadline.min(Instant::now() + PAUSE)).await;
             match look(&self.client, self.flags, self.selector).await {
                 Ok(found) => return Ok(Some(found)),
-                Err(error) => told.not_seen("the seed", &error)?,
+                Err(error) => reported.not_seen("the seed", &error)?,
             }
             if self.is_late() {
                 return Ok(None);
@@ -264,7 +265,7 @@ impl Run<'_> {
     async fn waves(&self, target: ExposeStrategy, mut selection: Selection) -> anyhow::Result<Outcome> {
         let most = self.flags.max_parallel.get();
         let mut waves = Waves::new(most);
-        let mut told: BTreeMap<String, Reported> = BTreeMap::new();
+        let mut reported: BTreeMap<String, Reported> = BTreeMap::new();
         let mut seen = progress_of_all(&selection, target);
         let mut settled = settled_of(&seen);
         print(&introduction(&seen, target, most))?;
@@ -272,8 +273,8 @@ impl Run<'_> {
             for (name, found) in &selection {
                 let was_ordered = waves.tried(name) == Some(&Tried::Ordered) && !settled.contains(name);
                 if was_ordered || seen.get(name) == Some(&Progress::UnderWay) {
-                    let told = told.entry(name.clone()).or_default();
-                    told.see(name, Until::Settled(target), &found.cluster, found.record.as_ref())?;
+                    let reported = reported.entry(name.clone()).or_default();
+                    reported.see(name, Until::Settled(target), &found.cluster, found.record.as_ref())?;
                 }
                 if seen.get(name) == Some(&Progress::There) && settled.insert(name.clone()) {
                     print(&format!("{} of {} settled\n", settled_of(&seen).len(), selection.len()))?;
@@ -329,13 +330,13 @@ impl Run<'_> {
         let is_waited_for = self.flags.wait.is_some() || self.flags.finish;
         while is_waited_for && !waits.is_empty() && !self.is_late() {
             let Some(selection) = self.look_again().await? else { break };
-            for (name, (until, mut told)) in std::mem::take(&mut waits) {
+            for (name, (until, mut reported)) in std::mem::take(&mut waits) {
                 let Some(found) = selection.get(&name) else {
                     rows.insert(name.clone(), gone(&name));
                     continue;
                 };
-                match told.see(&name, until, &found.cluster, found.record.as_ref())? {
-                    Seen::NotYet => drop(waits.insert(name, (until, told))),
+                match reported.see(&name, until, &found.cluster, found.record.as_ref())? {
+                    Seen::NotYet => drop(waits.insert(name, (until, reported))),
                     Seen::Other(other) => {
                         let row = [name.clone(), "changed".to_owned(), written(other)];
                         rows.insert(name, row);
@@ -350,8 +351,8 @@ impl Run<'_> {
             }
         }
         let is_over = !is_waited_for || waits.is_empty();
-        for (name, (_, told)) in &waits {
-            let (what, why) = if is_waited_for { (WAITING, told.last()) } else { ("ordered", "") };
+        for (name, (_, reported)) in &waits {
+            let (what, why) = if is_waited_for { (WAITING, reported.last()) } else { ("ordered", "") };
             done += usize::from(!is_waited_for);
             rows.insert(name.clone(), [name, what, why].map(str::to_owned));
         }
@@ -366,7 +367,7 @@ impl Run<'_> {
         if !is_over {
             let limit = self.limit;
             let finish = if rows.iter().any(|[_, what, why]| what == WAITING && waits_for_people(why)) {
-                let selector = quoted(self.selector);
+                let selector = shell::word(self.selector);
                 format!("; portico migrate --selector {selector} --finish waits for no node and no user")
             } else {
                 String::new()
@@ -435,16 +436,6 @@ fn said(name: &str, tried: &Tried) -> Row {
     [name, what, why].map(str::to_owned)
 }
 
-/// A selector as a shell takes it.
-fn quoted(selector: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./=,".contains(&byte);
-    if selector.bytes().all(is_plain) {
-        selector.to_owned()
-    } else {
-        format!("'{}'", selector.replace('\'', r"'\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use portico_api::strategy::ExposeStrategy::Tunneling;
@@ -485,8 +476,8 @@ mod tests {
             (found("LoadBalancer", node_port, None, Some(SETTLED)), Progress::Elsewhere),
             (Found { record: None, ..found("Tunneling", node_port, None, None) }, Progress::Unknown),
         ] {
-            let told = (&found.cluster.spec.expose_strategy, &found.record);
-            assert_eq!(found.progress(Tunneling), progress, "{told:?}");
+            let found_as = (&found.cluster.spec.expose_strategy, &found.record);
+            assert_eq!(found.progress(Tunneling), progress, "{found_as:?}");
         }
     }
 
@@ -516,12 +507,5 @@ mod tests {
         assert_eq!(row("back", &still, &waves), "went back: somebody else has written NodePort");
         assert_eq!(row("other", &still, &waves), "not begun: one before it went wrong");
         assert_eq!(row("back", &found("Tunneling", "Tunneling", None, None), &waves), "settled: ");
-    }
-
-    #[test]
-    fn a_selector_can_be_pasted_into_a_shell() {
-        assert_eq!(quoted("team=a,stage=test"), "team=a,stage=test");
-        assert_eq!(quoted("stage in (test, dev)"), "'stage in (test, dev)'");
-        assert_eq!(quoted("!x'y"), r"'!x'\''y'");
     }
 }

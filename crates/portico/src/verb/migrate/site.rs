@@ -197,10 +197,10 @@ impl<'a> Objects<'a> {
         beside: &Beside<'_>,
     ) -> Plan {
         let mut cluster = alone(self.cluster, strategy, beside.record);
-        let told = std::mem::take(&mut cluster.status.address);
+        let published = std::mem::take(&mut cluster.status.address);
         // Names by port and by tunnel lead to the same place; that of a load balancer leads to that alone.
         let is_shared = |door| !strategy::of(door).has_load_balancer();
-        let ip = told.ip.filter(|_| is_shared(strategy) && is_shared(in_force));
+        let ip = published.ip.filter(|_| is_shared(strategy) && is_shared(in_force));
         cluster.status.address.ip = ip;
         let known = Known { front: beside.front.clone(), resolved: Vec::from_iter(ip), ..Known::default() };
         let decision = Decision { strategy, decided_by: DecidedBy::Cluster };
@@ -216,7 +216,7 @@ impl<'a> Objects<'a> {
         });
         let second = beside.record.and_then(|record| record.migration.as_ref()).map(|it| &it.second);
         let recorded = second.filter(|second| second.expose_strategy == strategy).map(|it| &it.address);
-        let address = if strategy == in_force { Some(&told) } else { recorded };
+        let address = if strategy == in_force { Some(&published) } else { recorded };
         if let Some(address) = address.filter(|address| !address.url.is_empty()) {
             plan.address = Address::clone(address);
         }
@@ -252,7 +252,7 @@ fn node_ports(objects: &[Object], cluster: &Cluster) -> impl Fn(&str, &str) -> O
 }
 
 /// Whether KKP's controllers are at work. Where that may not be read, they are taken not to be, and that is
-/// told.
+/// reported.
 async fn is_kkp_there(client: &Client, objects: &[Object]) -> bool {
     let name = kkp::DEPLOYMENT;
     let path = format!("/apis/apps/v1/deployments?fieldSelector=metadata.name%3D{name}");

@@ -6,10 +6,10 @@ use anyhow::anyhow;
 use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::strategy::ExposeStrategy;
+use portico_dial::text::one_line;
 use portico_expose::migration::Now;
 use portico_expose::migration::order::Until;
 use portico_kube::Client;
-use portico_kube::text::one_line;
 use portico_reach::doors::record;
 use tokio::time::{Instant, sleep_until};
 
@@ -31,30 +31,30 @@ pub(super) async fn until(
     limit: Duration,
 ) -> anyhow::Result<Outcome> {
     let deadline = Instant::now() + limit;
-    let mut told = Reported::default();
+    let mut reported = Reported::default();
     loop {
         // An API server that is away for a moment is asked again.
         let found = match look(client, name).await {
-            Ok((cluster, record)) => match told.see(name, *until, &cluster, record.as_ref())? {
+            Ok((cluster, record)) => match reported.see(name, *until, &cluster, record.as_ref())? {
                 Seen::Done => return Ok(Outcome::Done),
                 Seen::Other(_) => return Ok(Outcome::No),
                 Seen::NotYet => Ok(()),
             },
             Err(error) if error.to_string() == no_cluster(name) => return Err(error),
             Err(error) => {
-                told.not_seen(name, &error)?;
+                reported.not_seen(name, &error)?;
                 Err(error)
             }
         };
         if Instant::now() >= deadline {
             found.map_err(|error| anyhow!("after {limit:?}: {error:#}"))?;
-            let told = told.last();
-            let finish = if waits_for_people(told) {
+            let last = reported.last();
+            let finish = if waits_for_people(last) {
                 format!("; portico migrate {name} --finish waits for no node and no user")
             } else {
                 String::new()
             };
-            print(&format!("{name}  not done within {limit:?}: {told}{finish}\n"))?;
+            print(&format!("{name}  not done within {limit:?}: {last}{finish}\n"))?;
             return Ok(Outcome::No);
         }
         sleep_until(deadline.min(Instant::now() + PAUSE)).await;
@@ -127,12 +127,12 @@ impl Reported {
     }
 }
 
-/// What is told of a cluster of which the operator has told nothing.
+/// What is printed of a cluster of which the operator has said nothing.
 pub(super) const SILENCE: &str = "the operator has not said anything (PorticoMigration)";
 
 /// Whether a cluster waits for its nodes or its users, for which an order to finish does not wait.
-pub(super) fn waits_for_people(told: &str) -> bool {
-    [MigrationState::MovingNodes, MigrationState::Quieting].iter().any(|state| told.starts_with(state.name()))
+pub(super) fn waits_for_people(line: &str) -> bool {
+    [MigrationState::MovingNodes, MigrationState::Quieting].iter().any(|state| line.starts_with(state.name()))
 }
 
 /// What the operator says, if it has said something: on one line, for whoever may write the status of a

@@ -36,9 +36,9 @@ fn a_hostile_directory_stops_no_gateway_and_is_told() {
     let mut gateway = Process::start(&[&["gateway", "--manifests", manifests][..], &LISTENERS].concat());
     let admin = port_of(&gateway.wait_for("listener=admin"));
     wait_until("it is ready", || get(admin, "/readyz").0 == 200);
-    let (_, told) = get(admin, "/readyz?verbose");
+    let (_, page) = get(admin, "/readyz?verbose");
     for name in ["everything", "left", "right", "endless.yaml", "huge.yaml", "pipe.yaml"] {
-        assert!(told.contains(&format!("{}:", path(name).display())), "{name}:\n{told}");
+        assert!(page.contains(&format!("{}:", path(name).display())), "{name}:\n{page}");
     }
     fs::write(path("b.yaml"), service("two")).unwrap();
     wait_until("a new file is read", || get(admin, "/routes").1.contains("two.example.com"));

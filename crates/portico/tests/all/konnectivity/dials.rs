@@ -55,30 +55,33 @@ const AGENT: &str = "konnectivity_network_proxy_agent_";
 async fn refused(server: Make, agent: Make) {
     for (mode, status) in [(Grpc, "connection refused"), (HttpConnect, " 502 Bad Gateway\r\n")] {
         let pair = Pair::start(server, agent, mode, Unix).await;
-        let told = pair.frontend.open(&format!("127.0.0.1:{}", free_port())).await.err().unwrap();
-        assert!(told.contains(status) && told.contains("connection refused"), "{told}");
+        let refused = pair.frontend.open(&format!("127.0.0.1:{}", free_port())).await.err().unwrap();
+        assert!(refused.contains(status) && refused.contains("connection refused"), "{refused}");
         is_counted(&pair, "unknown").await;
     }
 }
 
 async fn unknown_name(server: Make, agent: Make) {
     let pair = Pair::start(server, agent, HttpConnect, Unix).await;
-    let told = pair.frontend.open("nowhere.invalid:80").await.err().unwrap();
+    let refused = pair.frontend.open("nowhere.invalid:80").await.err().unwrap();
     // A machine without a name server says that instead.
-    assert!(told.contains(" 502 Bad Gateway\r\n") && told.contains("lookup nowhere.invalid"), "{told}");
+    assert!(
+        refused.contains(" 502 Bad Gateway\r\n") && refused.contains("lookup nowhere.invalid"),
+        "{refused}"
+    );
     pair.agent.wait_for_metric(&format!("{AGENT}endpoint_dial_failure_total"), "", 1.0).await;
 }
 
 async fn silent(server: Make, agent: Make) {
     let hole = BlackHole::open();
-    let told = async |mode: Mode, status: &str| {
+    let refused = async |mode: Mode, status: &str| {
         let pair = Pair::start(server, agent, mode, Unix).await;
-        let told = pair.frontend.open(&hole.target()).await.err().unwrap();
-        assert!(told.contains(status) && told.contains("i/o timeout"), "{told}");
+        let refused = pair.frontend.open(&hole.target()).await.err().unwrap();
+        assert!(refused.contains(status) && refused.contains("i/o timeout"), "{refused}");
         is_counted(&pair, "timeout").await;
     };
     // At the same time: an agent gives up after five seconds.
-    tokio::join!(told(Grpc, "i/o timeout"), told(HttpConnect, " 504 Gateway Timeout\r\n"));
+    tokio::join!(refused(Grpc, "i/o timeout"), refused(HttpConnect, " 504 Gateway Timeout\r\n"));
 }
 
 async fn is_counted(pair: &Pair, reason: &str) {
@@ -119,8 +122,8 @@ async fn without_an_agent_a_frontend_is_told_at_once() {
         let site = Site::new(mode, Unix);
         let server = site.server(Ours, &[]).await;
         let (frontend, _helper) = site.frontend(&server).await;
-        let told = frontend.open("127.0.0.1:1").await.err().unwrap();
-        assert!(told.contains(text) && told.contains("No agent available"), "{told}");
+        let refused = frontend.open("127.0.0.1:1").await.err().unwrap();
+        assert!(refused.contains(text) && refused.contains("No agent available"), "{refused}");
     }
 }
 

@@ -174,8 +174,8 @@ async fn by_host(server: Make, agent: Make) {
     second.kill();
     server.program.wait_for_metric(AGENTS, "", 1.0).await;
     let other = format!("127.0.0.2:{}", echo.port());
-    let told = frontend.open(&other).await.err().expect("its agent is gone");
-    assert!(told.contains("No agent available"), "{told}");
+    let refused = frontend.open(&other).await.err().expect("its agent is gone");
+    assert!(refused.contains("No agent available"), "{refused}");
     round_trip(&mut frontend.connect(&echo.target()).await, b"first").await;
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portico_api::api_server_ca::ApiServerCa;
+use portico_dial::text::one_line;
 use portico_dial::{Dialer, Target, provider};
-use portico_kube::text::one_line;
 use thiserror::Error;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;

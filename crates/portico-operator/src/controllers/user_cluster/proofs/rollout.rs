@@ -1,5 +1,5 @@
 //! What nodes and workloads say of themselves, as facts: pure. All of it comes from a user cluster, so names
-//! are made harmless and few of them are told.
+//! are made harmless and few of them are listed.
 
 use std::collections::BTreeSet;
 
@@ -144,15 +144,15 @@ mod tests {
             "{unseen}"
         );
         for nothing in [None, Some(&json!({})), Some(&json!([])), Some(&json!({"status": 7}))] {
-            let told = of_daemon_set(&NODE_PROBE, nothing, &three());
-            assert!(matches!(told, Rollout::Known(Fact::NotSo(_))), "{nothing:?}");
+            let rollout = of_daemon_set(&NODE_PROBE, nothing, &three());
+            assert!(matches!(rollout, Rollout::Known(Fact::NotSo(_))), "{nothing:?}");
         }
         let mut no_number = count(2, 3, 3, 2);
         no_number["metadata"]["annotations"].take();
-        let told = format!("{:?}", of(&no_number));
+        let text = format!("{:?}", of(&no_number));
         assert!(
-            told.contains("of 3 pods 3 are as it says now, and 2 are ready") && told.contains("c"),
-            "{told}"
+            text.contains("of 3 pods 3 are as it says now, and 2 are ready") && text.contains("c"),
+            "{text}"
         );
     }
 

@@ -82,16 +82,16 @@ fn a_cluster_takes_its_name_from_a_service_of_somebody_else_and_that_is_told() {
     let verdict = review(&world, &change);
     assert_eq!(verdict.errors, []);
     let warnings: Vec<String> = verdict.warnings.iter().map(ToString::to_string).collect();
-    let told = warnings.iter().find(|told| told.starts_with("Service else/web: ")).unwrap();
+    let warning = warnings.iter().find(|warning| warning.starts_with("Service else/web: ")).unwrap();
     assert!(
-        told.contains(
+        warning.contains(
             "host b.north.example.com belongs to Service cluster-b/apiserver-external: the namespace of a \
              Cluster comes before any other; choose another host name"
         ),
-        "{told}"
+        "{warning}"
     );
     let other = Change { before: None, after: object::<Cluster>(&cluster("c", "lab-1")) };
-    assert!(review(&world, &other).warnings.iter().all(|told| told.object.kind != Kind::Service));
+    assert!(review(&world, &other).warnings.iter().all(|warning| warning.object.kind != Kind::Service));
 }
 
 #[test]

@@ -8,8 +8,8 @@ use portico_konnectivity::server::{Binding, Strategy};
 
 use crate::args::size;
 use crate::verb::konnectivity::flag_values::{OptionalFile, buffer, switch, time};
+use crate::verb::konnectivity::ignored_flags::CommonIgnoredFlags;
 use crate::verb::konnectivity::klog::KlogFlags;
-use crate::verb::konnectivity::needless::NeedlessFlags;
 
 /// `portico konnectivity server`.
 #[derive(Debug, Args)]
@@ -212,7 +212,7 @@ pub(super) struct IgnoredFlags {
     #[arg(long, hide = true)]
     pub(super) kubeconfig_burst: Option<u32>,
     #[command(flatten)]
-    pub(super) both: NeedlessFlags,
+    pub(super) both: CommonIgnoredFlags,
 }
 
 /// In the order in which they are asked.

@@ -39,7 +39,7 @@ impl Collector for MeshMetrics {
             let word = match finding.status {
                 Status::Passed => "passed",
                 Status::Failed => "failed",
-                // What nobody is told of, and what is no flow.
+                // What is reported to nobody, and what is no flow.
                 Status::Unproven | Status::Skipped | Status::Note => "unproven",
             };
             *counts.entry((finding.row.id, finding.check, word)).or_default() += 1;

@@ -1,9 +1,9 @@
 //! What KKP's nodeport-proxy serves from the objects of a seed, and where Portico would differ.
 //!
-//! [`Today`] follows KKP's rules: only Services with a ready endpoint count, oldest first, and one host that
-//! an older Service has costs a Service all of its hosts. [`Today::differences`] compares that with the rows
-//! of the route index. An error breaks something that works now; a warning is work for the administrator, or
-//! something that will be different.
+//! [`KkpProxy`] follows KKP's rules: only Services with a ready endpoint count, oldest first, and one host
+//! that an older Service has costs a Service all of its hosts. [`KkpProxy::differences`] compares that with
+//! the rows of the route index. An error breaks something that works now; a warning is work for the
+//! administrator, or something that will be different.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -42,7 +42,7 @@ struct Upstream {
 
 /// What KKP's proxies serve.
 #[derive(Debug, Default)]
-pub struct Today {
+pub struct KkpProxy {
     routes: BTreeMap<Key, Upstream>,
     /// Services that the seed-wide proxy looks at, oldest first.
     exposed: Vec<Service>,
@@ -53,15 +53,15 @@ pub struct Today {
     fronts: Vec<(Service, Vec<Box<str>>)>,
 }
 
-impl Today {
+impl KkpProxy {
     /// What follows from `objects`. `expose` is the annotation by which a Service asks to be exposed.
     pub fn of(objects: &[Object], expose: &str) -> Self {
-        let mut today = Self::default();
+        let mut proxy = Self::default();
         let mut slices: HashMap<ObjectKey, Vec<&EndpointSlice>> = HashMap::new();
         let mut seeds: Vec<&Seed> = Vec::new();
         for object in objects {
             match object {
-                Object::Service(service) => today.note(service, expose),
+                Object::Service(service) => proxy.note(service, expose),
                 Object::EndpointSlice(slice) => {
                     let service =
                         slice.service_name().map(|name| ObjectKey::new(&slice.metadata.namespace, name));
@@ -69,12 +69,12 @@ impl Today {
                 }
                 Object::Seed(seed) => seeds.push(seed),
                 Object::Cluster(cluster) => {
-                    today.clusters.insert(cluster.name(), (**cluster).clone());
+                    proxy.clusters.insert(cluster.name(), (**cluster).clone());
                 }
                 Object::KubermaticConfiguration(_) | Object::ExposedCluster(_) => {}
             }
         }
-        for (front, ranges) in &mut today.fronts {
+        for (front, ranges) in &mut proxy.fronts {
             let of_it = seeds.iter().filter(|seed| seed.metadata.namespace == front.metadata.namespace);
             let load_balancers = of_it.map(|seed| &seed.spec.nodeport_proxy.envoy.load_balancer_service);
             ranges.extend(
@@ -83,17 +83,17 @@ impl Today {
                     .filter_map(|range| Some(range.get()?.to_string().into())),
             );
         }
-        today.exposed.sort_by(|a, b| age(a).cmp(&age(b)));
-        let exposed = std::mem::take(&mut today.exposed);
+        proxy.exposed.sort_by(|a, b| age(a).cmp(&age(b)));
+        let exposed = std::mem::take(&mut proxy.exposed);
         for service in &exposed {
             let types = service.metadata.annotation(expose).map(ExposeTypes::parse);
             if let Some(Ok(types)) = types {
                 let slices = slices.get(&service.metadata.key()).map_or(&[][..], Vec::as_slice);
-                today.serve(service, types, slices);
+                proxy.serve(service, types, slices);
             }
         }
-        today.exposed = exposed;
-        today
+        proxy.exposed = exposed;
+        proxy
     }
 
     fn note(&mut self, service: &Service, expose: &str) {
@@ -118,9 +118,9 @@ impl Today {
             .filter(|(_, endpoints)| !endpoints.is_empty())
             .collect();
         let key = service.metadata.key();
-        let add = |today: &mut Self, route: Key, endpoints: &BTreeSet<SocketAddr>| {
+        let add = |proxy: &mut Self, route: Key, endpoints: &BTreeSet<SocketAddr>| {
             let upstream = Upstream { service: key.clone(), endpoints: endpoints.clone() };
-            today.routes.entry(route).or_insert(upstream);
+            proxy.routes.entry(route).or_insert(upstream);
         };
         if types.node_port && service.spec.service_type == ServiceType::NodePort {
             for (port, endpoints) in &ports {

@@ -1,13 +1,19 @@
-//! Text of somebody else, made fit for conditions, Events and logs.
+//! Text of a peer, made fit for logs, conditions and Events: proxies, certificates and API servers may say
+//! anything.
+
+/// The most characters of [`printable`].
+const LONGEST: usize = 500;
 
 /// Whether a terminal obeys a character and does not show it: control characters, and those that break a line
 /// or turn its direction (UAX 14, UAX 9).
+#[must_use]
 pub fn is_obeyed(letter: char) -> bool {
     let turns = |letter| matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2066}'..='\u{2069}');
     letter.is_control() || turns(letter) || matches!(letter, '\u{2028}'..='\u{202e}')
 }
 
 /// Returns `text` on one line, without characters that are obeyed, and cut after so many characters.
+#[must_use]
 pub fn one_line(text: &str, longest: usize) -> String {
     let plain = text.chars().map(|letter| if is_obeyed(letter) { ' ' } else { letter });
     let mut line: String = plain.take(longest).collect();
@@ -15,6 +21,12 @@ pub fn one_line(text: &str, longest: usize) -> String {
         line.push('…');
     }
     line
+}
+
+/// [`one_line`] for an error or a log line.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    one_line(text.trim(), LONGEST)
 }
 
 /// Returns the first of these names, each as [`one_line`], and how many there are beside them.
@@ -32,7 +44,7 @@ mod tests {
     use super::{few, one_line};
 
     #[test]
-    fn the_first_names_are_told_and_the_others_counted() {
+    fn the_first_names_are_shown_and_the_others_counted() {
         let names = ["a", "b\n", "long"];
         assert_eq!(few(names.iter(), 3, 3), "a, b , lon…");
         assert_eq!(few(names.iter(), 2, 3), "a, b  and 1 more");

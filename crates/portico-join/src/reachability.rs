@@ -139,29 +139,29 @@ mod tests {
         silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let closed = silent.local_addr().unwrap();
         assert_eq!(lines(&format!("konnectivity {open}\ntunnel {open}\n")).await, "");
-        let told = lines(&format!("tunnel {open}\ntunnel {closed}\n")).await;
-        assert!(told.starts_with(&format!("WARN no answer at {closed}, a gateway")), "{told}");
-        assert_eq!(told.lines().count(), 1, "{told}");
-        let told = lines(&format!("konnectivity {closed}\ntunnel {closed}\n")).await;
-        assert!(told.contains(&format!("FAIL no answer at {closed}, a gateway")), "{told}");
-        assert!(told.contains(&format!("WARN no answer at {closed}, the Konnectivity server")), "{told}");
-        assert!(told.contains("127.0.0.1: refused (reset); the seed's administrator"), "{told}");
-        assert!(told.contains(&format!("tcp/{} is served", closed.port())), "{told}");
+        let found = lines(&format!("tunnel {open}\ntunnel {closed}\n")).await;
+        assert!(found.starts_with(&format!("WARN no answer at {closed}, a gateway")), "{found}");
+        assert_eq!(found.lines().count(), 1, "{found}");
+        let found = lines(&format!("konnectivity {closed}\ntunnel {closed}\n")).await;
+        assert!(found.contains(&format!("FAIL no answer at {closed}, a gateway")), "{found}");
+        assert!(found.contains(&format!("WARN no answer at {closed}, the Konnectivity server")), "{found}");
+        assert!(found.contains("127.0.0.1: refused (reset); the seed's administrator"), "{found}");
+        assert!(found.contains(&format!("tcp/{} is served", closed.port())), "{found}");
     }
 
     #[tokio::test]
     async fn names_that_do_not_resolve_and_lines_that_are_not_known_are_told() {
-        let told = lines("tunnel a_b.invalid:8088\n").await;
+        let found = lines("tunnel a_b.invalid:8088\n").await;
         assert!(
-            told.starts_with("FAIL no answer at a_b.invalid:8088") && told.contains("DNS that"),
-            "{told}"
+            found.starts_with("FAIL no answer at a_b.invalid:8088") && found.contains("DNS that"),
+            "{found}"
         );
-        let told = lines("tunnel a:b:8088\n").await;
-        assert!(told.starts_with("WARN a:b:8088: not tried: the host is neither"), "{told}");
-        let told = lines("mesh 192.0.2.1:8088\n").await;
+        let found = lines("tunnel a:b:8088\n").await;
+        assert!(found.starts_with("WARN a:b:8088: not tried: the host is neither"), "{found}");
+        let found = lines("mesh 192.0.2.1:8088\n").await;
         assert!(
-            told.starts_with("WARN") && told.contains("its line 1") && told.contains("version"),
-            "{told}"
+            found.starts_with("WARN") && found.contains("its line 1") && found.contains("version"),
+            "{found}"
         );
     }
 }

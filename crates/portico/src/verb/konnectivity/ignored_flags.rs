@@ -6,7 +6,7 @@ use super::flag_values::switch;
 
 /// What either upstream program takes.
 #[derive(Debug, Args)]
-pub(super) struct NeedlessFlags {
+pub(super) struct CommonIgnoredFlags {
     /// Without effect: bytes are counted, not packets; see --connection-buffer
     #[arg(long, hide = true)]
     xfr_channel_size: Option<u32>,
@@ -27,7 +27,7 @@ pub(super) struct NeedlessFlags {
     enable_contention_profiling: Option<bool>,
 }
 
-impl NeedlessFlags {
+impl CommonIgnoredFlags {
     /// Says which of these flags, and of `more` of one program, are given.
     pub(super) fn hint(&self, more: &[(&'static str, bool)]) {
         let both = [

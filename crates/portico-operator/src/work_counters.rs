@@ -28,17 +28,17 @@ pub struct WorkStatus {
 
 /// One controller's part of the status.
 #[derive(Debug, Clone)]
-pub(crate) struct Tally {
+pub(crate) struct WorkCounters {
     controller: &'static str,
     status: StatusHandle,
 }
 
-impl Tally {
+impl WorkCounters {
     /// Of the controller with this name, with nothing done yet.
     pub(crate) fn new(controller: &'static str, status: &StatusHandle) -> Self {
-        let tally = Self { controller, status: status.clone() };
-        tally.update(|_| ());
-        tally
+        let counters = Self { controller, status: status.clone() };
+        counters.update(|_| ());
+        counters
     }
 
     /// Counts a pass that took so long.
@@ -82,12 +82,12 @@ type Waiting = HashSet<(Option<String>, String)>;
 #[derive(Debug, Clone)]
 pub(crate) struct Queue {
     waiting: Arc<Mutex<Waiting>>,
-    tally: Tally,
+    counters: WorkCounters,
 }
 
 impl Queue {
-    pub(crate) fn new(tally: Tally) -> Self {
-        Self { waiting: Arc::default(), tally }
+    pub(crate) fn new(counters: WorkCounters) -> Self {
+        Self { waiting: Arc::default(), counters }
     }
 
     /// Something has changed for these objects.
@@ -103,7 +103,7 @@ impl Queue {
     fn change(&self, change: impl FnOnce(&mut Waiting)) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut waiting);
-        self.tally.update(|work| work.queued = waiting.len());
+        self.counters.update(|work| work.queued = waiting.len());
     }
 }
 

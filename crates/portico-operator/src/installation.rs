@@ -31,7 +31,7 @@ use crate::status::StatusHandle;
 pub(crate) struct SeveralConfigurations;
 
 /// All objects of one kind.
-pub(crate) struct Kept<K: ServedKind> {
+pub(crate) struct Reflector<K: ServedKind> {
     store: Store<Served<K>>,
     /// They have been asked for: they are known, not served, or cannot be read now.
     asked: AtomicBool,
@@ -45,14 +45,14 @@ pub(crate) struct Kept<K: ServedKind> {
 
 /// Both levels.
 #[derive(Clone)]
-pub(crate) struct Above {
-    pub(crate) seeds: Arc<Kept<Seed>>,
-    pub(crate) configurations: Arc<Kept<KubermaticConfiguration>>,
+pub(crate) struct Installation {
+    pub(crate) seeds: Arc<Reflector<Seed>>,
+    pub(crate) configurations: Arc<Reflector<KubermaticConfiguration>>,
     changes: channel::Receiver<()>,
     outages: channel::Receiver<Duration>,
 }
 
-impl Above {
+impl Installation {
     /// Returns what is known, and the work that keeps it so. Configurations are only watched if `both`.
     pub(crate) fn new(
         client: &Client,
@@ -61,8 +61,8 @@ impl Above {
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (changed, changes) = channel::channel(());
         let (outage, outages) = Outage::new();
-        let (seeds, seeds_work) = Kept::new(client, status, changed.clone(), Some(outage));
-        let (configurations, configurations_work) = Kept::new(client, status, changed, None);
+        let (seeds, seeds_work) = Reflector::new(client, status, changed.clone(), Some(outage));
+        let (configurations, configurations_work) = Reflector::new(client, status, changed, None);
         let work = async move {
             // Neither ends.
             future::select(
@@ -90,7 +90,7 @@ impl Above {
     }
 }
 
-impl<K: ServedKind> Kept<K> {
+impl<K: ServedKind> Reflector<K> {
     fn new(
         client: &Client,
         status: &StatusHandle,
@@ -98,7 +98,7 @@ impl<K: ServedKind> Kept<K> {
         mut outage: Option<Outage>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let (store, writer) = reflector::store();
-        let kept = Arc::new(Self {
+        let reflector = Arc::new(Self {
             store,
             asked: AtomicBool::new(false),
             listed: AtomicBool::new(false),
@@ -106,7 +106,7 @@ impl<K: ServedKind> Kept<K> {
             status: status.clone(),
             changed,
         });
-        let (this, client, status) = (Arc::clone(&kept), client.clone(), status.clone());
+        let (this, client, status) = (Arc::clone(&reflector), client.clone(), status.clone());
         let work = async move {
             let api = Api::<Served<K>>::all_with(client, &());
             let before = Arc::clone(&this);
@@ -125,7 +125,7 @@ impl<K: ServedKind> Kept<K> {
                 })
                 .await;
         };
-        (kept, work)
+        (reflector, work)
     }
 
     /// Leaves out objects that cannot be read: their last readable version stays.
@@ -215,7 +215,7 @@ pub(crate) fn reference(seed: &Seed) -> ObjectReference {
     }
 }
 
-impl Kept<Seed> {
+impl Reflector<Seed> {
     /// The Seeds, in an order that does not depend on that of a list.
     pub(crate) fn seeds(&self) -> Vec<Arc<Seed>> {
         let mut seeds: Vec<Arc<Seed>> = self
@@ -231,7 +231,7 @@ impl Kept<Seed> {
     }
 }
 
-impl Kept<KubermaticConfiguration> {
+impl Reflector<KubermaticConfiguration> {
     /// The configuration of the installation, if there is one.
     ///
     /// # Errors

@@ -132,14 +132,14 @@ impl Seen {
 
 /// Looks after the ring, for ever.
 pub(crate) async fn run(client: &Client, own: &str, every: Duration) -> Infallible {
-    let (mut before, mut told) = (Before::default(), Vec::new());
+    let (mut before, mut reported) = (Before::default(), Vec::new());
     loop {
         // One that does not answer starts, or ends. The probe of its health sees that.
         let acted = match client.seen(own).await {
             Ok((seen, alarms)) => {
-                if alarms != told {
+                if alarms != reported {
                     tell(&seen, &alarms);
-                    told.clone_from(&alarms);
+                    reported.clone_from(&alarms);
                 }
                 look(client, &seen, &alarms, &mut before).await
             }

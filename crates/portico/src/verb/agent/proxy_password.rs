@@ -14,7 +14,7 @@ use portico_dial::{CREDENTIALS_VARIABLE, without_credentials};
 const FLAG: &str = "--proxy";
 
 /// Returns if the arguments hold no user and password, or if they have to stay.
-pub(super) fn conceal() {
+pub(super) fn hide() {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let Some(pair) = take_out(&mut arguments) else { return };
     tracing::warn!(
