@@ -5,9 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::ensure;
 use portico_agent::forward::Forward;
 use portico_agent::{Agent, ENDS, Inherited, Refusal, Settings};
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
+use portico_lab::wait;
 use portico_net::access::{AccessFormat, AccessLog};
 use portico_tunnel::client::{ClientSettings, GatewayAddress, Security};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,6 +22,9 @@ pub(crate) const AUTHORITY: &str = "api.example.com:443";
 /// How long a pod may wait for a gateway, unless a test says otherwise.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// What takes longer does not happen.
+const SOON: Duration = Duration::from_secs(20);
+
 pub(crate) struct Node {
     pub(crate) agent: Agent,
     /// Where pods connect.
@@ -31,6 +36,16 @@ pub(crate) fn socket() -> (SocketAddr, OwnedFd) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     (listener.local_addr().unwrap(), listener.into())
+}
+
+/// Waits until nothing listens at `address`. A test beside this one may be about to start a program, which has
+/// a copy of each socket until then.
+pub(crate) fn until_closed(address: SocketAddr) {
+    wait::until("the listener to be closed", SOON, || {
+        ensure!(std::net::TcpStream::connect(address).is_err(), "{address} accepts");
+        Ok(())
+    })
+    .unwrap();
 }
 
 /// The settings of an agent for one gateway, with one tunnel.
