@@ -38,8 +38,8 @@ pub(crate) fn socket() -> (SocketAddr, OwnedFd) {
     (listener.local_addr().unwrap(), listener.into())
 }
 
-/// Waits until nothing listens at `address`. A test beside this one may be about to start a program, which has
-/// a copy of each socket until then.
+/// Waits until nothing listens at `address`. A test beside this one may be about to start a program, which
+/// has a copy of each socket until then.
 pub(crate) fn until_closed(address: SocketAddr) {
     wait::until("the listener to be closed", SOON, || {
         ensure!(std::net::TcpStream::connect(address).is_err(), "{address} accepts");
