@@ -17,8 +17,9 @@ use crate::kkp::{Kkp, KkpWatch};
 /// What is shorter is a restart of the API server, which concerns nobody.
 const LONG: Duration = Duration::from_secs(30);
 
-/// How long a replica waits to lead again. One that leads instead tells of what it saw itself.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a replica waits to lead again, which takes a while where the API server is slow. One that leads
+/// instead tells of what it saw itself.
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// The name of this watcher on Events.
 pub(crate) const CONTROLLER: &str = "portico-operator";
