@@ -145,7 +145,10 @@ impl Gateway {
         let authorization = format!("Authorization: Bearer {token}");
         let [cert, key] =
             ["admin.crt", "admin.key"].map(|name| self.ca.with_file_name(name).display().to_string());
-        let url = "https://apiserver-external.cluster-a.svc.cluster.local/api/v1/configmaps?watch=true&resourceVersion=0";
+        let url = concat!(
+            "https://apiserver-external.cluster-a.svc.cluster.local",
+            "/api/v1/configmaps?watch=true&resourceVersion=0"
+        );
         let way = ["-sS", "-N", "--max-time", "600", "--noproxy", "", "--proxytunnel", "--proxy", &proxy];
         let who = ["--proxy-cacert", &ca, "--proxy-header", &authorization, "--cacert", &ca];
         client
