@@ -92,6 +92,19 @@ pub enum ForeignError {
     Unreadable(String),
 }
 
+impl ForeignError {
+    /// What happened in one word, for conditions, Events and metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "Unreachable",
+            Self::NoAnswer(_) => "NoAnswer",
+            Self::TooLong(_) => "AnswerTooLong",
+            Self::Refused { .. } => "Refused",
+            Self::Unreadable(_) => "AnswerUnreadable",
+        }
+    }
+}
+
 /// What [`Foreign::apply`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Applied {

@@ -9,7 +9,7 @@
 //!
 //! An endpoint is an address with its port: several control planes may share a machine.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -17,71 +17,10 @@ use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
 use portico_api::problem::{Problem, Severity};
-use smallvec::SmallVec;
 
-use crate::endpoints::{self, MAX_LISTED};
 use crate::facts::ServiceFacts;
 use crate::index::{RouteIndex, ServiceEntry};
-
-/// By what a Service behind an allow list is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Target {
-    Endpoint(SocketAddr),
-    /// On every node.
-    NodePort(u16),
-}
-
-/// Every target of every Service with an allow list, as of the last commit. Few have one.
-#[derive(Debug, Default)]
-pub(crate) struct AllowListIndex {
-    by_target: HashMap<Target, SmallVec<[ObjectKey; 1]>>,
-    by_service: HashMap<ObjectKey, BTreeSet<Target>>,
-}
-
-impl Target {
-    /// The targets that a connection to `endpoint` may lead to.
-    fn of(endpoint: SocketAddr) -> [Self; 2] {
-        [Self::Endpoint(endpoint), Self::NodePort(endpoint.port())]
-    }
-
-    /// Every target of a Service.
-    fn all(entry: &ServiceEntry) -> BTreeSet<Self> {
-        let node_ports = entry.reach.iter().flat_map(|reach| &*reach.node_ports).copied();
-        let endpoints = endpoints::all(&entry.slices).take(MAX_LISTED);
-        endpoints.map(Self::Endpoint).chain(node_ports.map(Self::NodePort)).collect()
-    }
-}
-
-impl AllowListIndex {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_service.is_empty()
-    }
-
-    /// Whether `service` has an allow list.
-    pub(crate) fn has(&self, service: &ObjectKey) -> bool {
-        self.by_service.contains_key(service)
-    }
-
-    /// Replaces the targets of `service`. Returns those it had before.
-    fn set(&mut self, service: &ObjectKey, now: BTreeSet<Target>) -> BTreeSet<Target> {
-        let before = self.by_service.remove(service).unwrap_or_default();
-        for target in &before {
-            if let Some(services) = self.by_target.get_mut(target) {
-                services.retain(|other| other != service);
-                if services.is_empty() {
-                    self.by_target.remove(target);
-                }
-            }
-        }
-        for target in &now {
-            self.by_target.entry(*target).or_default().push(service.clone());
-        }
-        if !now.is_empty() {
-            self.by_service.insert(service.clone(), now);
-        }
-        before
-    }
-}
+use crate::targets::Target;
 
 impl RouteIndex {
     /// Takes over the allow lists and targets of the Services that changed, and marks the other Services with
@@ -90,11 +29,12 @@ impl RouteIndex {
         let mut concerned = BTreeSet::new();
         for key in &self.changed {
             let has_list = || !self.policy_of(key).allow.networks().is_empty();
-            let targets = self.services.get(key).filter(|_| has_list()).map(Target::all);
-            if targets.is_some() || self.allow_lists.has(key) {
+            let entry = self.services.get(key).filter(|_| has_list());
+            let targets = entry.map(|entry| Target::all(&entry.slices, entry.reach.as_deref()));
+            if targets.is_some() || self.targets.has(key) {
                 let targets = targets.unwrap_or_default();
                 concerned.extend(&targets);
-                concerned.append(&mut self.allow_lists.set(key, targets));
+                concerned.append(&mut self.targets.set(key, targets));
             }
         }
         if concerned.is_empty() {
@@ -130,7 +70,7 @@ impl RouteIndex {
 
     /// Every Service whose endpoint is behind the allow list of another tenant.
     pub(crate) fn shared_endpoints(&self) -> impl Iterator<Item = Problem> {
-        let entries = self.services.iter().filter(|_| !self.allow_lists.is_empty());
+        let entries = self.services.iter().filter(|_| !self.targets.is_empty());
         entries.filter_map(|(key, entry)| {
             let endpoints: Vec<SocketAddr> = self.endpoints_of(entry, entry.service.as_deref()?).collect();
             let (endpoint, target, owner) = self.owners_of(key, &endpoints).next()?;
@@ -144,13 +84,13 @@ impl RouteIndex {
         service: &'a ObjectKey,
         endpoints: &'a [SocketAddr],
     ) -> impl Iterator<Item = (SocketAddr, Target, &'a ObjectKey)> {
-        let tenant = (!self.allow_lists.is_empty()).then(|| Tenant::of_namespace(&service.namespace));
+        let tenant = (!self.targets.is_empty()).then(|| Tenant::of_namespace(&service.namespace));
         tenant.into_iter().flat_map(move |tenant| {
             let targets =
                 endpoints.iter().flat_map(|&endpoint| Target::of(endpoint).map(|target| (endpoint, target)));
             let owners = targets.flat_map(|(endpoint, target)| {
-                let services = self.allow_lists.by_target.get(&target).into_iter().flatten();
-                services.map(move |owner| (endpoint, target, owner))
+                let services = self.targets.services_at(target);
+                services.iter().map(move |owner| (endpoint, target, owner))
             });
             owners.filter(move |(_, _, owner)| {
                 owner.namespace != service.namespace

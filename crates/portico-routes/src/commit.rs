@@ -29,32 +29,34 @@ struct Difference {
     last_policy: Option<Arc<ClusterPolicy>>,
 }
 
-/// See [`RouteIndex::commit`].
-pub(crate) fn commit(index: &mut RouteIndex) -> Option<Update> {
-    index.claimants.clear();
-    index.follow_cluster_ips();
-    index.follow_allow_lists();
-    let mut difference = Difference::default();
-    for service in mem::take(&mut index.changed) {
-        publish(index, &service, &mut difference);
-        if index.services.get(&service).is_some_and(|entry| entry.is_empty()) {
-            index.services.remove(&service);
+impl RouteIndex {
+    /// Returns how the routes change with everything applied since the last commit; `None` if they stay.
+    pub fn commit(&mut self) -> Option<Update> {
+        self.claimants.clear();
+        self.follow_cluster_ips();
+        self.follow_allow_lists();
+        let mut difference = Difference::default();
+        for service in mem::take(&mut self.changed) {
+            publish(self, &service, &mut difference);
+            if self.services.get(&service).is_some_and(|entry| entry.is_empty()) {
+                self.services.remove(&service);
+            }
         }
+        let mut changes = difference.in_order();
+        // An owner is found before a wildcard: only what has none needs a word.
+        let kept = self.claims.take_kept_changes().into_iter().filter_map(|(key, is_kept)| match key {
+            RouteKey::Host(host) => Some(RouteChange::Kept(host, is_kept)),
+            RouteKey::Port(_) | RouteKey::Authority(_) => None,
+        });
+        changes.extend(kept);
+        let front = self.find_front();
+        if front != self.front {
+            self.front.clone_from(&front);
+            self.problems_version += 1;
+            changes.push(RouteChange::Front(front));
+        }
+        (!changes.is_empty()).then_some(Update { changes })
     }
-    let mut changes = difference.in_order();
-    // An owner is found before a wildcard: only what has none needs a word.
-    let kept = index.claims.take_kept_changes().into_iter().filter_map(|(key, is_kept)| match key {
-        RouteKey::Host(host) => Some(RouteChange::Kept(host, is_kept)),
-        RouteKey::Port(_) | RouteKey::Authority(_) => None,
-    });
-    changes.extend(kept);
-    let front = index.find_front();
-    if front != index.front {
-        index.front.clone_from(&front);
-        index.problems_version += 1;
-        changes.push(RouteChange::Front(front));
-    }
-    (!changes.is_empty()).then_some(Update { changes })
 }
 
 /// Recomputes the routes of one Service.

@@ -112,7 +112,7 @@ impl RouteIndex {
                     format!("a port has more ready endpoints than {MAX_ENDPOINTS}; only the first are used");
                 return Some(too_many_endpoints(key, message));
             }
-            let is_cut = endpoints::count(&entry.slices) > MAX_LISTED && self.allow_lists.has(key);
+            let is_cut = endpoints::count(&entry.slices) > MAX_LISTED && self.targets.has(key);
             is_cut.then(|| {
                 let message = format!(
                     "it has more than {MAX_LISTED} endpoints; only to the first of them the allow list \

@@ -13,41 +13,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::Client;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{ObjectRef, Store};
 use portico_api::meta::ObjectKey;
 use portico_api::seed::Seed;
-use portico_expose::components::{GatewaySettings, Part};
-use portico_kube::events::Events;
-use portico_kube::leader::Leads;
+use portico_expose::components::Part;
 use portico_source::Object;
 use portico_source::served::Served;
-use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use tracing::info;
 
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::State;
 use crate::follow::{drive, on_change, pause};
-use crate::installation::Installation;
-use crate::issued::Issued;
-use crate::kkp::{Kkp, KkpWatch};
+use crate::kkp::Kkp;
 use crate::manager::Manager;
 use crate::slot::{Held, Slot, WriteError};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
 
 mod clock;
+mod context;
 mod pass;
 mod reports;
 mod tunnel;
+mod write;
+
+pub use context::ComponentSettings;
+use context::Context;
 
 /// The first pause after a failed pass; doubled with every further one.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -63,40 +61,6 @@ const CONCURRENCY: u16 = 1;
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-seed-components";
-
-/// What the controller is to do.
-#[derive(Debug, Clone)]
-pub struct ComponentSettings {
-    /// The gateway.
-    pub gateway: GatewaySettings,
-    /// The Seed of the gateway, where there are several.
-    pub seed: Option<String>,
-    /// What time it is.
-    pub clock: fn() -> Timestamp,
-}
-
-/// Everything that a reconciliation needs.
-struct Context {
-    client: Client,
-    settings: ComponentSettings,
-    seeds: Store<Served<Seed>>,
-    /// The objects of the gateway, in the order in which they are made.
-    parts: Vec<(Part, Box<dyn Held>)>,
-    /// The certificate of the tunnel listener: which it is, its Secret, what signs it, and what agents trust.
-    issued: Issued,
-    certificate: Slot<Secret>,
-    authority: Slot<Secret>,
-    trusted: Slot<ConfigMap>,
-    kkp: KkpWatch,
-    installation: Installation,
-    leads: channel::Receiver<Leads>,
-    events: Events,
-    status: StatusHandle,
-    counters: WorkCounters,
-}
-
-/// What there is to reconcile.
-type Work = Vec<ObjectRef<Served<Seed>>>;
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: ComponentSettings) {
@@ -218,22 +182,6 @@ async fn reconcile(served: Arc<Served<Seed>>, context: Arc<Context>) -> Result<A
 }
 
 impl Context {
-    /// Whether this replica writes, and everything is known that decides what.
-    fn is_ready(&self) -> bool {
-        let known = [self.installation.seeds.is_known(), self.installation.configurations.is_known()];
-        self.leads.borrow().now() && known.into_iter().all(|known| known) && self.held().all(Held::is_known)
-    }
-
-    /// All objects.
-    fn held(&self) -> impl Iterator<Item = &dyn Held> {
-        let parts = self.parts.iter().map(|(_, held)| &**held);
-        parts.chain([&self.certificate as &dyn Held, &self.authority, &self.trusted])
-    }
-
-    fn part(&self, wanted: Part) -> Option<&dyn Held> {
-        self.parts.iter().find(|(part, _)| *part == wanted).map(|(_, held)| &**held)
-    }
-
     /// Records whether KKP's controllers do this work.
     fn observe(&self, deployment: Option<String>) {
         let text = deployment.map(|deployment| {
@@ -267,24 +215,5 @@ impl Context {
         let key = &seed.reference.key;
         let failures = self.status.seeds(|seeds| seeds.reports.get(key).map_or(1, |report| report.failures));
         Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
-    }
-
-    fn all(&self) -> Work {
-        self.seeds.state().iter().map(|served| ObjectRef::from_obj(&**served)).collect()
-    }
-
-    /// Drops what is recorded about Seeds that are gone.
-    fn forget_gone(&self) {
-        let exists =
-            |key: &ObjectKey| self.seeds.get(&ObjectRef::new(&key.name).within(&key.namespace)).is_some();
-        self.status.seeds(|seeds| seeds.reports.retain(|key, _| exists(key)));
-    }
-
-    fn forget(&self) {
-        self.held().for_each(Held::forget);
-        self.status.seeds(|seeds| {
-            seeds.reports.clear();
-            seeds.observing = None;
-        });
     }
 }

@@ -9,59 +9,55 @@
 //! is killed between two of them leaves the rest to the next one. Where KKP's controllers run, nothing is
 //! written at all.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Client, ResourceExt};
-use portico_api::cluster::{Address, Cluster};
+use portico_api::cluster::Cluster;
 use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_expose::exposure::{MANAGED_BY, Reachability};
-use portico_expose::migration::quiet::Watch;
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
-use portico_kube::events::Events;
-use portico_kube::leader::Leads;
 use portico_kube::seen::Seen;
 use portico_kube::watch::{labelled, signs};
 use portico_source::Object;
 use portico_source::served::Served;
-use tokio::sync::{mpsc, watch as channel};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::info;
 
 use crate::cache::{Cache, api};
-use crate::clusters::{ClusterWatch, LastWritten, Work};
+use crate::clusters::{LastWritten, Work};
 use crate::contention::RepairBackoffs;
-use crate::controllers::exposed::{Written, follow_written};
+use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
-use crate::installation::Installation;
-use crate::kkp::{Kkp, KkpWatch};
+use crate::kkp::Kkp;
 use crate::manager::Manager;
 use crate::observed::Observed;
-use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
-use crate::write::{DEFINITION_OUTDATED, RequestError};
 
+mod cluster_status;
+mod context;
 mod found;
 mod gateways;
 mod migration;
 mod objects;
 mod pass;
+mod record;
 mod reports;
 mod resolver;
 mod write;
 
+use context::Context;
+pub use context::ExposureSettings;
 pub(crate) use objects::addresses_of;
-use objects::all_addresses_of;
 use pass::Outcome;
 pub(crate) use pass::belongs_to;
 use reports::report;
@@ -78,55 +74,8 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 /// the others up.
 const CONCURRENCY: u16 = 32;
 
-/// While the definition of Clusters drops conditions, so often is one written all the same, of any cluster,
-/// to see whether the definition is newer.
-const PROBE: Duration = Duration::from_secs(10);
-
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-exposure";
-
-/// What the controller is to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExposureSettings {
-    /// The Service of the load balancer in front of the gateway. The names of clusters should lead to its
-    /// addresses, and the load balancers of clusters lead to its pods.
-    pub front: ObjectKey,
-    /// Port at which clients find the listener that routes by server name.
-    pub sni_port: u16,
-    /// External addresses of the seed's nodes, for Seeds without a gateway.
-    pub node_ips: Vec<IpAddr>,
-    /// The name servers that are asked for the names of clusters; if there are none, those of the machine.
-    pub name_servers: Vec<SocketAddr>,
-}
-
-/// Everything that a reconciliation needs.
-struct Context {
-    client: Client,
-    settings: ExposureSettings,
-    clusters: ClusterWatch,
-    namespaces: Arc<Cache<Namespace>>,
-    services: Arc<Cache<Service>>,
-    slices: Arc<Cache<EndpointSlice>>,
-    exposed: Arc<Cache<Written>>,
-    /// The EndpointSlices of the gateway.
-    gateways: Arc<Cache<EndpointSlice>>,
-    /// Those of API servers.
-    api_servers: Arc<Cache<EndpointSlice>>,
-    kkp: KkpWatch,
-    resolver: Resolver,
-    observed: Observed,
-    /// The doors that are to close, and what was seen of their use.
-    watched: Mutex<BTreeMap<String, Watch>>,
-    installation: Installation,
-    leads: channel::Receiver<Leads>,
-    events: Events,
-    status: StatusHandle,
-    counters: WorkCounters,
-    backoffs: Mutex<BTreeMap<String, RepairBackoffs>>,
-    written: LastWritten,
-    /// Until then the definition of Clusters is taken to drop conditions.
-    outdated_until: Mutex<Option<Instant>>,
-}
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
@@ -299,21 +248,6 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
 }
 
 impl Context {
-    /// Whether this replica writes, and everything is known that decides what.
-    fn is_ready(&self) -> bool {
-        let known = [
-            self.namespaces.is_known(),
-            self.services.is_known(),
-            self.slices.is_known(),
-            self.gateways.is_known(),
-            self.api_servers.is_known(),
-            self.installation.seeds.is_known(),
-            self.installation.configurations.is_known(),
-            self.exposed.is_known(),
-        ];
-        self.leads.borrow().now() && known.into_iter().all(|known| known)
-    }
-
     /// Records whether KKP's controllers do this work.
     fn observe(&self, deployment: Option<String>) {
         let text = deployment.map(|deployment| {
@@ -340,43 +274,6 @@ impl Context {
         Err(error)
     }
 
-    /// Says how it stands with a cluster: as a condition, in the log, as an Event. `failed` counts a failed
-    /// pass, and so does a condition that cannot be written.
-    async fn mark(
-        &self,
-        cluster: &Cluster,
-        reachability: &Reachability,
-        address: Option<&Address>,
-        failed: bool,
-    ) -> Result<(), PassError> {
-        let outdated = *self.outdated_until();
-        let written = if outdated.is_some_and(|until| Instant::now() < until) {
-            Err(RequestError::Dropped { kind: "Clusters", field: "status.conditions" }.into())
-        } else {
-            let written = self.write_status(cluster, reachability, address).await;
-            let dropped =
-                matches!(&written, Err(error) if error.reachability().reason == DEFINITION_OUTDATED);
-            *self.outdated_until() = dropped.then(|| Instant::now() + PROBE);
-            written
-        };
-        let (mut reported, mut again, mut failed) = (reachability.clone(), Ok(()), failed);
-        if let Err(error) = written.or_else(PassError::unless_another_leads) {
-            let why = error.reachability();
-            self.counters.failed(why.reason);
-            if why.reason == DEFINITION_OUTDATED {
-                // Until there are newer ones, which nothing tells: only Event, log and status can say it.
-                failed = true;
-                let Reachability { exposed, reason, message } = reachability;
-                let message = format!("{reason}: {message}; the condition does not say so: {}", why.message);
-                reported = Reachability { exposed: *exposed, reason: why.reason, message };
-            } else {
-                again = Err(error);
-            }
-        }
-        report(cluster, &reported, failed || again.is_err(), &self.status, &self.events).await;
-        again
-    }
-
     /// When to look again without any change: once the name is to be looked up again, another writer may be
     /// gone, or the definitions may be newer.
     fn next(&self, cluster: &Cluster) -> Action {
@@ -392,54 +289,9 @@ impl Context {
         }
     }
 
-    /// Passes over a cluster that failed, one after the other.
-    fn failures(&self, name: &str) -> u32 {
-        self.status.clusters(|clusters| clusters.reports.get(name).map_or(0, |report| report.failures))
-    }
-
     fn retry(&self, cluster: &Served<Cluster>) -> Action {
         let failures = self.failures(&cluster.reference.key.name);
         Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
-    }
-
-    /// Addresses of the gateway's ready pods.
-    fn gateway_addresses(&self) -> BTreeSet<IpAddr> {
-        self.gateways.all().iter().flat_map(|slice| addresses_of(&slice.value())).collect()
-    }
-
-    /// Those of gateways that are not ready too.
-    fn all_gateway_addresses(&self) -> BTreeSet<IpAddr> {
-        self.gateways.all().iter().flat_map(|slice| all_addresses_of(&slice.value())).collect()
-    }
-
-    fn all(&self) -> Work {
-        self.clusters.all()
-    }
-
-    /// Drops what is recorded about Clusters that are gone.
-    fn forget_gone(&self) {
-        let exists = |name: &str| self.clusters.exists(name);
-        self.status.clusters(|clusters| {
-            clusters.reports.retain(|name, _| exists(name));
-            clusters.migrating.retain(|name, _| exists(name));
-        });
-        self.backoffs().retain(|name, _| exists(name));
-        self.resolver.retain(exists);
-        self.observed.retain(exists);
-        self.watched().retain(|name, _| exists(name));
-        self.written.forget();
-    }
-
-    fn watched(&self) -> MutexGuard<'_, BTreeMap<String, Watch>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn outdated_until(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.outdated_until.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn backoffs(&self) -> MutexGuard<'_, BTreeMap<String, RepairBackoffs>> {
-        self.backoffs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

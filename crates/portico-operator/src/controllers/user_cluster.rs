@@ -12,46 +12,34 @@
 //! `portico_kube::foreign` bounds the rest.
 //! The leader alone writes, and nothing where KKP's controllers run.
 
-use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Secret;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
-use kube::{Api, Client, Resource, ResourceExt};
-use portico_api::annotations::WITHOUT;
-use portico_api::cluster::{CONTROL_PLANE_READY, Cluster};
+use kube::{Api, Resource, ResourceExt};
 use portico_api::names::ClusterName;
-use portico_expose::user_cluster::AgentSettings;
-use portico_kube::events::Events;
-use portico_kube::leader::{Leads, while_leading};
+use portico_kube::leader::while_leading;
 use portico_kube::seen::Seen;
 use portico_kube::watch::signs;
 use portico_pki::inventory::INTERNAL_KUBECONFIG;
 use portico_source::Object;
-use thiserror::Error;
-use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
 use crate::clusters::ClusterWatch;
 use crate::controllers::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
-use crate::installation::Installation;
-use crate::kkp::{Kkp, KkpWatch};
+use crate::kkp::Kkp;
 use crate::manager::Manager;
-use crate::observed::Observed;
-use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
-use approver::Approvers;
-use rest::Rests;
 
 mod approver;
+mod context;
 mod hosted;
 mod inside;
 mod issue;
@@ -61,6 +49,12 @@ mod proofs;
 mod reports;
 mod rest;
 mod subject;
+
+use approver::Approvers;
+pub use context::UserClusterSettings;
+use context::{Context, FIRST_RETRY, LAST_RETRY, Said, Work};
+use pass::Failed;
+use rest::Rests;
 
 /// Passes at the same time, each over another cluster. More than may hang at once; each holds an answer of
 /// 64 KiB at most.
@@ -78,75 +72,8 @@ const MIGRATING: Duration = Duration::from_secs(10);
 /// When to look again whether the Seeds are known, at the start.
 const SEEDS_SOON: Duration = Duration::from_secs(1);
 
-/// The first pause after a failed pass; doubled with every further one.
-const FIRST_RETRY: Duration = Duration::from_secs(5);
-
-/// The longest pause between two attempts. Never given up: the cause may have been repaired.
-const LAST_RETRY: Duration = Duration::from_secs(600);
-
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-user-cluster";
-
-/// What the controller is to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UserClusterSettings {
-    /// How agents are made.
-    pub agents: AgentSettings,
-    /// The namespace of Portico, where the CA of the tunnel certificate is.
-    pub namespace: String,
-    /// Time limit of everything that is done inside one user cluster in one pass.
-    pub pass_timeout: Duration,
-    /// The name servers that are asked for the names of clusters, where one is to be reached as from outside;
-    /// if there are none, those of the machine.
-    pub name_servers: Vec<SocketAddr>,
-    /// What holds for all hosted clusters. Without it they get nothing that others do not get.
-    pub hosted: Option<portico_hosting::Settings>,
-}
-
-/// A pass did not do what it should; the report says why. Retried with back-off.
-#[derive(Debug, Error)]
-#[error("the pass over a user cluster failed")]
-struct Failed;
-
-/// Everything that a reconciliation needs.
-struct Context {
-    client: Client,
-    settings: UserClusterSettings,
-    installation: Installation,
-    clusters: Store<Seen<Written>>,
-    kkp: KkpWatch,
-    leads: channel::Receiver<Leads>,
-    events: Events,
-    status: StatusHandle,
-    counters: WorkCounters,
-    rests: Rests,
-    approvers: Approvers,
-    /// What was seen of clusters that migrate, for the controller that takes them on.
-    observed: Observed,
-    /// What each Cluster said.
-    seen: Mutex<HashMap<String, Said>>,
-}
-
-/// What counts of a Cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Said {
-    /// Counts changes of its spec.
-    generation: Option<i64>,
-    /// The parts that it does not get inside.
-    without: Option<String>,
-    /// Whether its control plane is ready, where that is hosted here.
-    serves: bool,
-}
-
-impl Said {
-    fn of(cluster: &Cluster, generation: Option<i64>) -> Self {
-        let without = cluster.metadata.annotation(WITHOUT).map(str::to_owned);
-        Self { generation, without, serves: cluster.is_true(CONTROL_PLANE_READY) }
-    }
-}
-
-/// What there is to reconcile.
-type Work = Vec<ObjectRef<Seen<Written>>>;
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
@@ -280,24 +207,6 @@ impl Context {
         // Not all at once, where the cause was one and the same.
         Action::requeue(pause + pause.mul_f64(share(&name) / 4.0))
     }
-
-    fn all(&self) -> Work {
-        self.clusters.state().iter().map(|cluster| ObjectRef::from_obj(&**cluster)).collect()
-    }
-
-    /// Drops what is recorded about clusters that are gone.
-    fn forget_gone(&self) {
-        let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
-        self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
-        self.rests.retain(exists);
-        self.approvers.retain(exists);
-        self.observed.retain(exists);
-        self.seen().retain(|name, _| exists(name));
-    }
-
-    fn seen(&self) -> MutexGuard<'_, HashMap<String, Said>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Time until the next pass over a cluster that is as it should be.
@@ -314,22 +223,7 @@ fn share(name: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    #[test]
-    fn a_control_plane_that_comes_up_is_news_and_what_else_a_status_has_is_not() {
-        let said = |conditions| {
-            let text = json!({"metadata": {"name": "a"}, "status": {"conditions": conditions}});
-            Said::of(&serde_json::from_value(text).unwrap(), Some(1))
-        };
-        let ready = |status: &str| json!({"PorticoControlPlaneReady": {"status": status, "reason": "R"}});
-        let other = json!({"PorticoExposed": {"status": "True"}});
-        assert_eq!(said(json!({})), said(other));
-        assert_eq!(said(json!({})), said(ready("False")));
-        assert_ne!(said(ready("False")), said(ready("True")));
-    }
 
     #[test]
     fn passes_of_many_clusters_are_spread_over_minutes() {

@@ -1,7 +1,7 @@
 //! What is said of a clock that is off. The gateway is kept all the same: the API server's clock may be the
 //! one that is wrong.
 
-use super::Context;
+use super::context::Context;
 use crate::clock::{CLOCK_OFF, ahead, judged};
 use crate::condition::State;
 use crate::status::SeedReport;

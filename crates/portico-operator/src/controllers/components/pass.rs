@@ -11,17 +11,14 @@ use portico_expose::components::{Components, Part, components, tunnel_hosts, usa
 use portico_expose::exposure::MANAGED_BY;
 use portico_expose::inputs::Ingress;
 use portico_kube::apply::writing;
-use portico_kube::events::{Note, Severity};
 use serde_json::Value;
 use tokio::time::Instant;
-use tracing::info;
 
-use super::Context;
+use super::context::Context;
 use super::tunnel::{is_in_the_way, names};
 use crate::condition::State;
-use crate::installation::reference;
-use crate::slot::{Held, Presence, Put, WriteError};
-use crate::write::{PUT_BACK, part, request};
+use crate::slot::{Held, Presence, WriteError};
+use crate::write::request;
 
 /// How long a load balancer may take until it has an address. Clouds need one to three minutes.
 const ADDRESS_GRACE: SignedDuration = SignedDuration::from_mins(5);
@@ -177,46 +174,6 @@ impl Context {
         self.status.seeds(|seeds| seeds.certificate_ends = None);
         let message = "spec.nodeportProxy.disable is set: there is no gateway";
         Ok(State::good("Disabled", message.to_owned()))
-    }
-
-    /// Applies an object, and counts it if that changed anything. One put back is an Event of the Seed.
-    pub(super) async fn write(&self, seed: &Seed, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
-        self.lead()?;
-        let put = held.put(&self.client, wanted).await?;
-        self.count(put != Put::Unchanged, held.kind());
-        match put {
-            Put::Unchanged => {}
-            Put::Changed => info!(object = %held.key(), kind = held.kind(), "written"),
-            Put::Back(text) => {
-                info!(object = %held.key(), kind = held.kind(), "{text}");
-                let note =
-                    Note { severity: Severity::Normal, reason: PUT_BACK, action: "KeepGateway", text: &text };
-                self.events.publish_about(&reference(seed), part(held.kind(), held.key()), note).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes an object that is not wanted, if it is Portico's.
-    pub(super) async fn remove(&self, held: &dyn Held) -> Result<(), WriteError> {
-        self.lead()?;
-        let removed = held.remove(&self.client).await?;
-        self.count(removed, held.kind());
-        if removed {
-            info!(object = %held.key(), kind = held.kind(), "deleted");
-        }
-        Ok(())
-    }
-
-    /// Ends a pass that another replica does by now.
-    pub(super) fn lead(&self) -> Result<(), WriteError> {
-        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
-    }
-
-    pub(super) fn count(&self, written: bool, kind: &'static str) {
-        if written {
-            self.counters.wrote(kind);
-        }
     }
 
     /// Whether pods serve.

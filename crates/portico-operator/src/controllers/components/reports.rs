@@ -11,7 +11,7 @@ use portico_source::served::ServedKind;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::Context;
+use super::context::Context;
 use crate::cache::api;
 use crate::condition::{State, condition};
 use crate::installation::reference;

@@ -16,7 +16,7 @@ use portico_pki::inventory::{CA_CERTIFICATE, TUNNEL};
 use portico_pki::{IssueError, Names, Pair, Profile, ends, unfit};
 use serde_json::json;
 
-use super::Context;
+use super::context::Context;
 use crate::condition::State;
 use crate::issued::{Issued, text};
 use crate::slot::{Held, Presence, WriteError};

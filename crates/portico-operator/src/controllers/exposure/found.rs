@@ -13,7 +13,7 @@ use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use serde_json::Value;
 
-use super::Context;
+use super::context::Context;
 use super::objects::{addresses_of, node_ports_of};
 
 impl Context {

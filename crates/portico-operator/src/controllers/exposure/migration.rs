@@ -26,13 +26,13 @@ use portico_source::served::Served;
 use serde_json::{Value, json};
 use tracing::info;
 
-use super::Context;
+use super::context::Context;
 use super::gateways::{counted, routed};
 use super::pass::Done;
 use super::write::PassError;
 use crate::cache::api;
 use crate::condition::write_condition;
-use crate::controllers::exposed::{Written, reference};
+use crate::controllers::exposed::reference;
 
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -227,22 +227,6 @@ impl Context {
         let what = format!("label and annotation {MIGRATION} of the Cluster");
         let written = self.request(&what, written).await?;
         self.wrote_cluster(&written);
-        Ok(())
-    }
-
-    /// Ends a record that applying could not: another manager has its fields too.
-    pub(super) async fn end_record(&self, name: &str) -> Result<(), PassError> {
-        let left = self.exposed.get("", name).map(|seen| seen.value());
-        if left.is_none_or(|exposed| exposed.pointer("/spec/migration").is_none()) {
-            return Ok(());
-        }
-        let patch = json!({"spec": {"migration": null}});
-        let exposed = api::<Written>(&self.client, "");
-        let (params, patch) = (merging(), Patch::Merge(&patch));
-        let what = format!("spec.migration of ExposedCluster {name}");
-        let written = self.request(&what, exposed.patch(name, &params, &patch)).await?;
-        self.exposed.written(written);
-        self.counters.wrote("ExposedCluster");
         Ok(())
     }
 }

@@ -8,29 +8,28 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::Patch;
 use kube::{Api, ResourceExt};
-use portico_api::cluster::{Address, Cluster, EXPOSED as CONDITION};
+use portico_api::cluster::Cluster;
 use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_expose::doors::Doors;
 use portico_expose::exposure::{
-    CLUSTER_LABEL, Exposure, Found, Reachability, Wanted, exposure, namespace, reachability,
-    remembered_node_port, slices_to_gateways,
+    CLUSTER_LABEL, Exposure, Found, Reachability, exposure, namespace, reachability, remembered_node_port,
+    slices_to_gateways,
 };
 use portico_expose::networks::agent_ip;
 use portico_expose::resolve::DecidedBy;
 use portico_expose::services::EXPOSED;
 use portico_expose::strategy::{self, FRONT};
 use portico_expose::validate::usable;
-use portico_kube::apply::{applying, merging};
+use portico_kube::apply::merging;
 use portico_kube::seen::Seen;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::Context;
+use super::context::Context;
 use super::objects::node_ports_of;
 use super::write::PassError;
-use crate::condition::{condition, one_text};
-use crate::controllers::exposed::projection;
+use crate::condition::one_text;
 
 /// How it stands with a cluster after a pass.
 pub(super) enum Outcome {
@@ -264,58 +263,6 @@ impl Context {
             }
         }
         Ok(())
-    }
-
-    /// Writes what gateways must know of the cluster, with these doors, or else the one that the Cluster asks
-    /// for. What cannot be used as written stays as it was, and the answer is `false`.
-    pub(super) async fn write_exposed(
-        &self,
-        cluster: &Cluster,
-        doors: Option<&Doors>,
-    ) -> Result<bool, PassError> {
-        let Ok(fields) = projection(cluster, &self.installation, doors) else { return Ok(false) };
-        let wanted = Wanted { name: cluster.metadata.name.to_string(), fields };
-        self.put(cluster, &self.exposed, "", &wanted).await?;
-        let settled = doors.is_some_and(|doors| doors.now.second.is_none());
-        if settled {
-            self.end_record(&wanted.name).await?;
-        }
-        Ok(true)
-    }
-
-    /// Writes address and condition, if they say something else than before. Without an address that of
-    /// before stays.
-    pub(super) async fn write_status(
-        &self,
-        cluster: &Cluster,
-        reachability: &Reachability,
-        address: Option<&Address>,
-    ) -> Result<(), PassError> {
-        let Reachability { exposed, reason, message } = reachability;
-        let (name, own) = (&*cluster.metadata.name, cluster.name().namespace());
-        let before = cluster.status.conditions.get(CONDITION);
-        let (condition, changed) = condition(before, *exposed, reason, message);
-        let moved =
-            |address: &Address| cluster.status.address != *address || *cluster.status.namespace_name != *own;
-        if !changed && !address.is_some_and(moved) {
-            return Ok(());
-        }
-        let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
-        let Some(address) = address else {
-            // The one that was read may be older than the one that was written last.
-            let patch = json!({"status": {"conditions": {CONDITION: condition}}});
-            let (params, patch) = (merging(), Patch::Merge(&patch));
-            let written = clusters.patch_status(name, &params, &patch);
-            let written = self.request("status of the Cluster", written).await?;
-            return self.wrote_status(&written);
-        };
-        let status = json!({"namespaceName": own, "address": address, "conditions": {CONDITION: condition}});
-        let object = json!({"apiVersion": "kubermatic.k8c.io/v1", "kind": "Cluster",
-            "metadata": {"name": name}, "status": status});
-        let (params, patch) = (applying(), Patch::Apply(&object));
-        let written = clusters.patch_status(name, &params, &patch);
-        let written = self.request("status of the Cluster", written).await?;
-        self.wrote_status(&written)
     }
 }
 

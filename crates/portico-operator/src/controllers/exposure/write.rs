@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Endpoints, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch};
 use kube::{Api, ResourceExt};
-use portico_api::cluster::{Cluster, EXPOSED};
+use portico_api::cluster::Cluster;
 use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
@@ -22,14 +22,14 @@ use serde_json::json;
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
-use super::Context;
+use super::context::Context;
 use super::objects::node_ports_of;
 use super::reports::tell_put_back;
 use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;
 use crate::write::{
     self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
-    has_condition, only_this, status,
+    only_this, status,
 };
 
 /// Failed passes before a cluster gets another NodePort than the one that its users know: some seconds.
@@ -279,12 +279,5 @@ impl Context {
     pub(super) fn wrote_cluster(&self, written: &Served<Cluster>) {
         self.written.wrote(written);
         self.counters.wrote("Cluster");
-    }
-
-    /// The same of its status, with the condition that was written.
-    pub(super) fn wrote_status(&self, written: &Served<Cluster>) -> Result<(), PassError> {
-        has_condition(written, EXPOSED)?;
-        self.wrote_cluster(written);
-        Ok(())
     }
 }

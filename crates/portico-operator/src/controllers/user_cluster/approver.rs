@@ -26,9 +26,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-use super::inside::reason;
+use super::context::{Context, FIRST_RETRY, LAST_RETRY};
 use super::subject::{Subject, host_of};
-use super::{Context, FIRST_RETRY, LAST_RETRY};
 use crate::follow::pause;
 use crate::work_counters::WorkCounters;
 
@@ -157,7 +156,7 @@ impl Round {
                 }
                 Err(error) => {
                     debug!(cluster = self.cluster, %error, "cannot approve certificates of kubelets");
-                    self.counters.failed(reason(&error));
+                    self.counters.failed(error.reason());
                     failures += 1;
                     pause(failures, FIRST_RETRY, LAST_RETRY)
                 }

@@ -7,7 +7,7 @@ use portico_hosting::Reach;
 use portico_hosting::join::reach::ways;
 use portico_pki::inventory::{CA_CERTIFICATE, Signer};
 
-use super::Context;
+use super::context::Context;
 use super::subject::{Subject, text};
 use crate::write::RequestError;
 

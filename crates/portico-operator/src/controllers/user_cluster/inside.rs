@@ -12,7 +12,7 @@ use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
-use super::Context;
+use super::context::Context;
 use super::nodes::too_slow;
 use super::subject::{Kept, Readiness, Subject, foreign};
 
@@ -81,7 +81,7 @@ impl Context {
                 let message = format!(
                     "its API server at {server}: {error}; tried again, with pauses up to ten minutes"
                 );
-                Readiness::failed(reason(&error), message)
+                Readiness::failed(error.reason(), message)
             }
             Err(_) => Readiness::failed("TooSlow", too_slow(server, limit)),
         };
@@ -132,16 +132,6 @@ impl Done {
         self.answered = true;
         self.refused.get_or_insert(error);
         Ok(())
-    }
-}
-
-pub(super) fn reason(error: &ForeignError) -> &'static str {
-    match error {
-        ForeignError::Unreachable { .. } => "Unreachable",
-        ForeignError::NoAnswer(_) => "NoAnswer",
-        ForeignError::TooLong(_) => "AnswerTooLong",
-        ForeignError::Refused { .. } => "Refused",
-        ForeignError::Unreadable(_) => "AnswerUnreadable",
     }
 }
 

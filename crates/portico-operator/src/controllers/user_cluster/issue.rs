@@ -17,7 +17,7 @@ use portico_pki::inventory::{ADMIN_KUBECONFIG, CA_CERTIFICATE, CA_KEY, KUBECONFI
 use portico_pki::{Authority, Credential, KeyKind, Kubeconfig, Names, Pair, Profile};
 use serde_json::{Value, json};
 
-use super::Context;
+use super::context::Context;
 use super::subject::{Known, Subject, text};
 use crate::cache::api;
 use crate::write::{RequestError, request};

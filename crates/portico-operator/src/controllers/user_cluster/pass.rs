@@ -15,9 +15,10 @@ use portico_kube::seen::Seen;
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::{self, INTERNAL_KUBECONFIG};
 use serde_json::{Value, json};
+use thiserror::Error;
 
+use super::context::Context;
 use super::subject::{Clusters, Known, NOT_EXPOSED, Readiness, Subject, text};
-use super::{Context, Failed};
 use crate::cache::api;
 use crate::controllers::exposed::Written;
 use crate::controllers::exposure::belongs_to;
@@ -28,6 +29,11 @@ const TUNNEL_TRUST: &str = inventory::Signer::Tunnel.secret();
 
 /// The Secret of a tunnel certificate that something else made, with its CA beside it.
 const TUNNEL_CERTIFICATE: &str = inventory::LEAVES[0].secret;
+
+/// A pass did not do what it should; the report says why. Retried with back-off.
+#[derive(Debug, Error)]
+#[error("the pass over a user cluster failed")]
+pub(super) struct Failed;
 
 impl Context {
     /// Makes kubeconfig and inside of one cluster as they should be, and says how it stands.
@@ -216,23 +222,6 @@ impl Context {
             let cluster = serde_json::from_value(seen.value()).ok()?;
             Some((seen, cluster))
         }))
-    }
-
-    pub(super) async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Secret>, RequestError> {
-        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        request(&format!("Secret {namespace}/{name}"), secrets.get_opt(name)).await
-    }
-
-    pub(super) async fn read<K>(
-        &self,
-        api: Api<Seen<K>>,
-        kind: &str,
-        name: &str,
-    ) -> Result<Option<Seen<K>>, RequestError>
-    where
-        K: k8s_openapi::Resource + 'static,
-    {
-        request(&format!("{kind} {name}"), api.get_opt(name)).await
     }
 }
 

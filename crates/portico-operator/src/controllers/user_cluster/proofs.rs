@@ -25,7 +25,7 @@ use portico_pki::Kubeconfig;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::Context;
+use super::context::Context;
 use super::nodes::{self, ANSWERS, AT_ONCE, NODES, Nodes, failed, too_slow};
 use super::subject::{Kept, Known, Readiness, Subject, foreign, host_of};
 use crate::cache::api;

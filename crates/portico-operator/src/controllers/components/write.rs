@@ -1,0 +1,42 @@
+//! Single writes of the controller of seed components: by the leader alone, and counted.
+
+use portico_api::seed::Seed;
+use portico_kube::events::{Note, Severity};
+use serde_json::Value;
+use tracing::info;
+
+use super::context::Context;
+use crate::installation::reference;
+use crate::slot::{Held, Put, WriteError};
+use crate::write::{PUT_BACK, part};
+
+impl Context {
+    /// Applies an object, and counts it if that changed anything. One put back is an Event of the Seed.
+    pub(super) async fn write(&self, seed: &Seed, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
+        self.lead()?;
+        let put = held.put(&self.client, wanted).await?;
+        self.count(put != Put::Unchanged, held.kind());
+        match put {
+            Put::Unchanged => {}
+            Put::Changed => info!(object = %held.key(), kind = held.kind(), "written"),
+            Put::Back(text) => {
+                info!(object = %held.key(), kind = held.kind(), "{text}");
+                let note =
+                    Note { severity: Severity::Normal, reason: PUT_BACK, action: "KeepGateway", text: &text };
+                self.events.publish_about(&reference(seed), part(held.kind(), held.key()), note).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes an object that is not wanted, if it is Portico's.
+    pub(super) async fn remove(&self, held: &dyn Held) -> Result<(), WriteError> {
+        self.lead()?;
+        let removed = held.remove(&self.client).await?;
+        self.count(removed, held.kind());
+        if removed {
+            info!(object = %held.key(), kind = held.kind(), "deleted");
+        }
+        Ok(())
+    }
+}
