@@ -16,6 +16,9 @@ use crate::strategy::{ExposeStrategy, UnknownStrategy};
 /// On a Cluster: how it migrates, as [`MigrationSettings`].
 pub const MIGRATION: &str = "portico.k8c.io/migration";
 
+/// The reason of the condition [`MIGRATING`](crate::cluster::MIGRATING) once one door is left.
+pub const SETTLED: &str = "Settled";
+
 /// Nearly every client that comes from time to time comes more often: kubelets each ten seconds, watches
 /// that begin again, jobs of a CI.
 const QUIET: Duration = Duration::from_mins(10);

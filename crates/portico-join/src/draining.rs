@@ -27,11 +27,11 @@ const NAMED: usize = 5;
 const LONGEST: usize = 300;
 
 /// A node, by its own credentials.
-pub struct Draining<'a> {
+pub(crate) struct Draining<'a> {
     /// The API server, with the credentials of its kubelet.
-    pub api: &'a Foreign,
+    pub(crate) api: &'a Foreign,
     /// Its name.
-    pub node: &'a str,
+    pub(crate) node: &'a str,
 }
 
 /// What is to be done about the pods of a node.
@@ -47,7 +47,7 @@ struct Pods {
 
 impl Draining<'_> {
     /// Closes the node for new pods, and waits until those that can live elsewhere are gone.
-    pub async fn drain(&self, limit: Duration) -> anyhow::Result<()> {
+    pub(crate) async fn drain(&self, limit: Duration) -> anyhow::Result<()> {
         self.close().await?;
         let mut left = String::new();
         let emptied = async {
@@ -79,7 +79,7 @@ impl Draining<'_> {
     }
 
     /// Opens the node again for new pods, if this program has closed it.
-    pub async fn open(&self) -> anyhow::Result<()> {
+    pub(crate) async fn open(&self) -> anyhow::Result<()> {
         let opened = async {
             let node = self.api.get(&self.path()).await?;
             let is_ours =

@@ -1,5 +1,5 @@
 //! The control planes of a seed, as `portico metrics` sees them: where their programs are, and by what each
-//! cluster lets its metrics be read. Nothing is written.
+//! cluster lets its metrics be read. They are scraped when somebody asks. Nothing is written.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -23,21 +23,23 @@ use crate::cache::api;
 use crate::follow::recorded;
 use crate::status::StatusHandle;
 
-/// What is known of all control planes. `C` is what a client needs for a cluster.
+mod credentials;
+mod scrape;
+
+pub use credentials::Credentials;
+pub use scrape::{ScrapeCounts, ScrapeError, Scraper};
+
+/// What is known of all control planes.
 #[derive(Debug)]
-pub struct Monitored<C> {
+pub struct Monitored {
     pods: Listed<ObjectKey, Vec<Target>>,
-    credentials: Listed<ClusterName, Arc<C>>,
+    credentials: Listed<ClusterName, Arc<Credentials>>,
     status: StatusHandle,
 }
 
-impl<C: Send + Sync + 'static> Monitored<C> {
-    /// Returns what is known, nothing yet, and the work that keeps it so, which ends never. `read` makes of a
-    /// cluster's kubeconfig what a client needs.
-    pub fn new(
-        client: &Client,
-        read: fn(&Kubeconfig) -> Result<C, String>,
-    ) -> (Arc<Self>, impl Future<Output = ()> + Send + use<C>) {
+impl Monitored {
+    /// Returns what is known, nothing yet, and the work that keeps it so, which ends never.
+    pub fn new(client: &Client) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
         let status = StatusHandle::default();
         let this = Arc::new(Self { pods: Listed::default(), credentials: Listed::default(), status });
         let (pods, secrets) = (api::<Pod>(client, ""), Api::<Secret>::all(client.clone()));
@@ -55,7 +57,7 @@ impl<C: Send + Sync + 'static> Monitored<C> {
             });
             let secrets = secrets.for_each(|event| {
                 if let Ok(event) = event {
-                    known.credentials.learn(event, cluster, |secret| credentials(secret, read));
+                    known.credentials.learn(event, cluster, credentials);
                 }
                 future::ready(())
             });
@@ -79,7 +81,7 @@ impl<C: Send + Sync + 'static> Monitored<C> {
     }
 
     /// What a client of this cluster needs; `None` if the cluster has no such kubeconfig, or a wrong one.
-    pub fn credentials(&self, cluster: &ClusterName) -> Option<Arc<C>> {
+    pub fn credentials(&self, cluster: &ClusterName) -> Option<Arc<Credentials>> {
         self.credentials.lock().now.get(cluster).cloned()
     }
 
@@ -102,10 +104,10 @@ fn cluster(secret: &Secret) -> Option<ClusterName> {
     ClusterName::of_namespace(secret.metadata.namespace.as_deref()?)
 }
 
-fn credentials<C>(secret: &Secret, read: fn(&Kubeconfig) -> Result<C, String>) -> Option<Arc<C>> {
+fn credentials(secret: &Secret) -> Option<Arc<Credentials>> {
     let text = secret.data.as_ref()?.get(KUBECONFIG)?;
     let parsed = Kubeconfig::parse(&String::from_utf8_lossy(&text.0)).map_err(|error| error.to_string());
-    match parsed.and_then(|kubeconfig| read(&kubeconfig)) {
+    match parsed.and_then(|kubeconfig| Credentials::of(&kubeconfig)) {
         Ok(credentials) => Some(Arc::new(credentials)),
         Err(error) => {
             let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();

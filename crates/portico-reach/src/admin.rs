@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use portico_api::cluster::{Cluster, EXPOSED};
@@ -15,6 +15,8 @@ use portico_pki::Kubeconfig;
 use portico_pki::inventory::{ADMIN_KUBECONFIG, KUBECONFIG};
 use serde::Deserialize;
 use thiserror::Error;
+
+use crate::cluster::read_cluster;
 
 /// There is no Secret of this name.
 #[derive(Debug, Error)]
@@ -30,10 +32,7 @@ pub async fn of_cluster(client: &Client, name: &str) -> anyhow::Result<Kubeconfi
 /// [`NoSecret`] if that is missing. Both names become part of a path: the caller has checked them, or they
 /// are those of objects.
 pub async fn of_secret(client: &Client, name: &str, secret: &str) -> anyhow::Result<Kubeconfig> {
-    let path = format!("/apis/kubermatic.k8c.io/v1/clusters/{name}");
-    let cluster: Option<Cluster> = read(client, &path, &format!("Cluster {name}")).await?;
-    let cluster =
-        cluster.ok_or_else(|| anyhow!("there is no Cluster {name}; `kubectl get clusters` lists them"))?;
+    let (_, cluster) = read_cluster(client, name).await?;
     let server = server(name, &cluster)?;
     let namespace = ClusterName::new(name).namespace();
     let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");

@@ -3,10 +3,12 @@
 //!
 //! Objects are read from the seed's API ([`SeedSnapshot`]); gateways are asked by their admin listener
 //! through that API, so that a kubeconfig is all that is needed; name, TLS and answer are tried from the
-//! machine this runs on. [`admin`] is the way into a cluster, as the seed knows it.
+//! machine this runs on. [`admin`] is the way into a cluster, as the seed knows it, and [`personal`] one by
+//! which a person goes for some hours.
 
 pub mod admin;
 mod chain;
+pub mod cluster;
 pub mod doors;
 mod gateways;
 mod inside;
@@ -14,6 +16,7 @@ mod links;
 mod local_view;
 pub mod nodes;
 mod orphans;
+pub mod personal;
 mod seed;
 
 pub use chain::Chain;

@@ -2,7 +2,7 @@
 //!
 //! Address, CA and credentials are what [`portico_reach::admin`] finds. Only that is written: nothing changes
 //! on the seed. With `--as` the credentials are a certificate for one person, which the cluster signs
-//! ([`personal`]).
+//! ([`portico_reach::personal`]).
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -14,12 +14,14 @@ use portico_api::names::is_object_name;
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::ADMIN_KUBECONFIG;
 use portico_reach::admin::{NoSecret, of_cluster, of_secret};
+use portico_reach::personal::issue;
 
+mod personal;
+
+use self::personal::Person;
 use crate::args::kubeconfig;
 use crate::daemon;
 use crate::outcome::{Outcome, print};
-
-mod personal;
 
 /// `portico kubeconfig`.
 #[derive(Debug, Args)]
@@ -38,7 +40,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NAME", default_value = ADMIN_KUBECONFIG, value_parser = label)]
     secret: String,
     #[command(flatten)]
-    personal: personal::Person,
+    personal: Person,
 }
 
 /// The administrator of a user cluster: as the seed knows it, or by a kubeconfig of its own.
@@ -78,7 +80,10 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
         let admin = of_secret(&client, &flags.cluster, &flags.secret).await.map_err(name_another)?;
         match &flags.personal.user {
-            Some(user) => personal::issue(admin, user, &flags.personal).await,
+            Some(user) => {
+                let Person { group, lifetime, .. } = &flags.personal;
+                issue(admin, user, group.as_deref(), *lifetime).await
+            }
             None => Ok(admin),
         }
     })?;

@@ -5,9 +5,7 @@
 //! that alone.
 
 mod counts;
-mod credentials;
 mod pages;
-mod scrape;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +15,7 @@ use portico_admin::readiness::Readiness;
 use portico_kube::client;
 use portico_operator::monitored::Monitored;
 
-use self::counts::Counts;
-use self::credentials::Credentials;
 use self::pages::MetricsPages;
-use self::scrape::Scraper;
 use crate::args::Listen;
 use crate::daemon::{self, Admin, Daemon, Hangup};
 use crate::outcome::Outcome;
@@ -42,10 +37,8 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     daemon::run(async {
         let mut daemon = Daemon::start(Hangup::of_terminal())?;
         let client = client(flags.kubeconfig.as_deref()).await?;
-        let (known, watches) = Monitored::new(&client, Credentials::of);
-        let counts = Arc::new(Counts::default());
-        let scraper = Scraper::new(Arc::clone(&counts));
-        let pages = MetricsPages::new(known, scraper, counts);
+        let (known, watches) = Monitored::new(&client);
+        let pages = MetricsPages::new(known);
         let _admin = Admin::serve(flags.admin_listen, Arc::new(pages), false).await?;
         tokio::select! {
             () = watches => {}
@@ -56,7 +49,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 }
 
 /// Ready once everything is known. A watch that fails later leaves what is known: those targets are good.
-fn readiness(known: &Monitored<Credentials>, verbose: bool) -> Readiness {
+fn readiness(known: &Monitored, verbose: bool) -> Readiness {
     let mut readiness = Readiness::new(verbose);
     let is_known = known.is_known();
     let listed = if is_known { "every pod is known" } else { "waiting for the list of pods and Secrets" };

@@ -8,20 +8,18 @@ use anyhow::bail;
 use portico_admin::listing::OutputFormat;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::order::Order;
+use portico_migrate::order::{Refusal, write_order};
+use portico_migrate::plans::plan_of_site;
 
-use crate::daemon;
 use crate::outcome::{Outcome, print};
+use crate::{daemon, offline};
 
-mod cluster;
 mod flags;
 mod many;
-mod order;
-mod site;
 mod wait;
 
 pub(crate) use self::flags::Flags;
 use self::flags::{LONG, connect};
-use self::order::{Refusal, write_order};
 
 /// Prints the plan, or does what is asked for.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
@@ -52,8 +50,8 @@ fn settings(flags: &Flags) -> Vec<String> {
 /// Prints the plan. The answer is "no" if something stands in the way.
 async fn plan(flags: &Flags, name: &str, to: ExposeStrategy) -> anyhow::Result<Outcome> {
     let plan = match &flags.manifests {
-        Some(directory) => site::of_manifests(directory, name, to, flags.sni_port)?,
-        None => site::live(&connect(flags).await?, flags, name, to).await?,
+        Some(directory) => plan_of_site(&offline::read(directory)?, name, to, flags.sni_port)?,
+        None => connect(flags).await?.plan(name, to).await?,
     };
     match flags.output {
         OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?,
@@ -65,8 +63,8 @@ async fn plan(flags: &Flags, name: &str, to: ExposeStrategy) -> anyhow::Result<O
 /// Writes what is wanted, and waits for it if asked to. The answer is "no" if it may not be begun, or is not
 /// done in time.
 async fn carry_out(flags: &Flags, name: &str, order: &Order) -> anyhow::Result<Outcome> {
-    let client = connect(flags).await?;
-    let change = match write_order(&client, flags, name, order).await? {
+    let seed = connect(flags).await?;
+    let change = match write_order(&seed, name, order).await? {
         Ok(change) => change,
         Err(Refusal { why, page }) => {
             let page = page.map(|plan| format!("{plan}\n")).unwrap_or_default();
@@ -76,7 +74,7 @@ async fn carry_out(flags: &Flags, name: &str, order: &Order) -> anyhow::Result<O
     };
     print(&format!("Cluster {name}: {}\n", change.said))?;
     match flags.wait.or(flags.finish.then_some(LONG)) {
-        Some(limit) => wait::until(&client, name, &change.until, limit).await,
+        Some(limit) => wait::until(&seed.client, name, &change.until, limit).await,
         None => Ok(Outcome::Done),
     }
 }

@@ -13,7 +13,7 @@ use kube::api::Patch;
 use portico_api::annotations::{MIGRATION_LABEL, MIGRATION_LABEL_OURS};
 use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::MigrationState;
-use portico_api::migration::MIGRATION;
+use portico_api::migration::{MIGRATION, SETTLED};
 use portico_expose::doors::told_apart;
 use portico_expose::exposure::{Exposure, reachability_of_second};
 use portico_expose::migration::quiet::Watch;
@@ -39,9 +39,6 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// Clients that used the door within that time are named at least, however short it is to be quiet.
 const RECENT: Duration = Duration::from_secs(600);
-
-/// The reason of the condition once one door is left.
-const SETTLED: &str = "Settled";
 
 impl Context {
     /// Takes the next step of the migration of `cluster`, of which `version` was read, if there is one to

@@ -1,47 +1,22 @@
 //! What `portico metrics` counts about itself. Names, labels and units are a promise, listed in
 //! `docs/monitoring.md`.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use portico_admin::exposition::{Exposition, Families};
-use portico_hosting::monitoring::Source;
-use portico_operator::monitored::Monitored;
+use portico_operator::monitored::{Monitored, ScrapeCounts};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
-use super::credentials::Credentials;
-
-/// Scrapes, and their bytes.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    /// By program and how they ended.
-    scrapes: Mutex<BTreeMap<(Source, &'static str), u64>>,
-    /// Bytes read from programs.
-    pub(super) read: AtomicU64,
-    /// Bytes that were passed on.
-    pub(super) kept: AtomicU64,
-}
-
-impl Counts {
-    /// A scrape has ended, as `word` says.
-    pub(super) fn ended(&self, source: Source, word: &'static str) {
-        let mut scrapes = self.scrapes.lock().unwrap_or_else(PoisonError::into_inner);
-        *scrapes.entry((source, word)).or_default() += 1;
-    }
-}
-
-pub(super) fn exposition(known: Arc<Monitored<Credentials>>, counts: Arc<Counts>) -> Exposition {
+pub(super) fn exposition(known: Arc<Monitored>, counts: Arc<ScrapeCounts>) -> Exposition {
     Exposition::of(Metrics { known: move || known.targets(None).len() as u64, counts })
 }
 
 struct Metrics<F> {
     known: F,
-    counts: Arc<Counts>,
+    counts: Arc<ScrapeCounts>,
 }
 
 impl<F> fmt::Debug for Metrics<F> {
@@ -56,22 +31,23 @@ impl<F: Fn() -> u64 + Send + Sync + 'static> Collector for Metrics<F> {
         out.info("build", "What is running.", [("version", env!("PORTICO_VERSION"))])?;
         let help = "Programs of control planes whose metrics can be scraped.";
         out.one_gauge("metrics_targets", help, None, (self.known)())?;
-        let scrapes = self.counts.scrapes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let scrapes = self.counts.ended();
         let scrapes = scrapes
             .iter()
             .map(|((source, result), count)| ([("program", source.name()), ("result", *result)], *count));
         let help = "Scrapes by program and how they ended: ok, or why there was no answer.";
         out.counter("metrics_scrapes", help, None, scrapes)?;
-        let bytes = |count: &AtomicU64| [([] as [(&str, &str); 0], count.load(Relaxed))];
+        let bytes = |count: u64| [([] as [(&str, &str); 0], count)];
         let help = "Bytes that programs answered.";
-        out.counter("metrics_read", help, Some(&Unit::Bytes), bytes(&self.counts.read))?;
+        out.counter("metrics_read", help, Some(&Unit::Bytes), bytes(self.counts.bytes_read()))?;
         let help = "Bytes of them that were passed on.";
-        out.counter("metrics_kept", help, Some(&Unit::Bytes), bytes(&self.counts.kept))
+        out.counter("metrics_kept", help, Some(&Unit::Bytes), bytes(self.counts.bytes_kept()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use portico_hosting::monitoring::Source;
     use portico_lab::metrics::names;
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
@@ -81,8 +57,8 @@ mod tests {
     #[test]
     fn every_metric_is_in_the_manual() {
         let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/monitoring.md"));
-        let counts = Arc::new(Counts::default());
-        counts.ended(Source::Etcd, "ok");
+        let counts = Arc::new(ScrapeCounts::default());
+        counts.end(Source::Etcd, "ok");
         let mut registry = Registry::with_prefix("portico");
         registry.register_collector(Box::new(Metrics { known: || 1, counts }));
         let mut metrics = String::new();

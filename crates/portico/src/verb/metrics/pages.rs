@@ -12,13 +12,11 @@ use portico_admin::listing::Query;
 use portico_admin::server::{Answer, Pages, text, typed};
 use portico_api::names::ClusterName;
 use portico_hosting::monitoring::{Labels, Source, Target};
-use portico_operator::monitored::Monitored;
+use portico_operator::monitored::{Monitored, Scraper};
 use serde::Serialize;
 
-use super::counts::{Counts, exposition};
-use super::credentials::Credentials;
+use super::counts::exposition;
 use super::readiness;
-use super::scrape::Scraper;
 
 /// Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -28,7 +26,7 @@ const SCRAPE: &str = "/scrape/";
 
 /// The pages, and what they are made of.
 pub(super) struct MetricsPages {
-    known: Arc<Monitored<Credentials>>,
+    known: Arc<Monitored>,
     scraper: Scraper,
     metrics: Arc<Exposition>,
 }
@@ -78,8 +76,9 @@ impl Pages for MetricsPages {
 }
 
 impl MetricsPages {
-    pub(super) fn new(known: Arc<Monitored<Credentials>>, scraper: Scraper, counts: Arc<Counts>) -> Self {
-        let metrics = Arc::new(exposition(Arc::clone(&known), counts));
+    pub(super) fn new(known: Arc<Monitored>) -> Self {
+        let scraper = Scraper::default();
+        let metrics = Arc::new(exposition(Arc::clone(&known), scraper.counts()));
         Self { known, scraper, metrics }
     }
 

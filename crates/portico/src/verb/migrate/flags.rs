@@ -9,7 +9,7 @@ use portico_admin::listing::OutputFormat;
 use portico_api::duration::GoDuration;
 use portico_api::strategy::ExposeStrategy;
 use portico_expose::front::SNI_PORT;
-use portico_kube::Client;
+use portico_migrate::plans::LiveSeed;
 
 use crate::args::{duration, kubeconfig, positive_duration};
 use crate::verb::kubeconfig::label;
@@ -95,7 +95,8 @@ fn labels(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A client of the seed.
-pub(super) async fn connect(flags: &Flags) -> anyhow::Result<Client> {
-    Ok(portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?)
+/// The seed, as the flags say.
+pub(super) async fn connect(flags: &Flags) -> anyhow::Result<LiveSeed> {
+    let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
+    Ok(LiveSeed { client, timeout: flags.timeout, sni_port: flags.sni_port })
 }

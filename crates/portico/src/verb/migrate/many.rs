@@ -1,135 +1,33 @@
 //! `portico migrate --selector`: many clusters, some at a time.
 //!
-//! Each look lists the selected Clusters and the records of their doors. [`Waves`] says whose turn it is; an
-//! order is that of one cluster, with all that may stand in its way.
+//! [`Waves`] says whose turn it is; an order is that of one cluster, with all that may stand in its way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
 use portico_admin::listing::OutputFormat;
 use portico_admin::table;
-use portico_api::cluster::{Cluster, MIGRATING};
-use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec};
+use portico_api::migration::SETTLED;
 use portico_api::strategy::ExposeStrategy;
-use portico_expose::migration::Now;
 use portico_expose::migration::order::{Order, Until};
 use portico_expose::migration::plan::has_two_doors;
 use portico_expose::migration::waves::{AllProgress, Progress, Tried, Waves};
-use portico_kube::{Client, Selector, list};
-use portico_reach::doors::is_of;
-use serde_json::Value;
-use tokio::time::{Instant, sleep_until, timeout};
+use portico_migrate::order::{why_not, write_order};
+use portico_migrate::plans::LiveSeed;
+use portico_migrate::selection::{Found, Selection, look, progress_of_all};
+use tokio::time::{Instant, sleep_until};
 
 use super::flags::{Flags, LONG, connect};
-use super::order::{why_not, write_order};
-use super::site::Site;
-use super::wait::{Reported, SETTLED, SILENCE, Seen, line, waits_for_people};
+use super::wait::{Reported, SILENCE, Seen, line, waits_for_people};
 use crate::outcome::{Outcome, print};
 use crate::shell;
 
 /// How often the seed is asked: each look lists all that are selected.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A selected cluster.
-struct Found {
-    cluster: Cluster,
-    record: Option<ExposedClusterSpec>,
-}
-
-/// Those that are selected, by name.
-type Selection = BTreeMap<String, Found>;
-
-/// Lists what is selected, and what is recorded of it.
-async fn look(client: &Client, flags: &Flags, selector: &str) -> anyhow::Result<Selection> {
-    let limit = flags.timeout;
-    let looked = timeout(limit, list_all(client, selector)).await;
-    looked.map_err(|_| anyhow!("listing Clusters with the labels {selector} took more than {limit:?}"))?
-}
-
-async fn list_all(client: &Client, selector: &str) -> anyhow::Result<Selection> {
-    let mut selected = Ok(Selection::new());
-    let path = "/apis/kubermatic.k8c.io/v1/clusters";
-    let what = format!("the Clusters with the labels {selector}");
-    list(client, path, Selector::Labels(selector), &what, |object| {
-        keep(&mut selected, |selected| {
-            let name = name_of(&object);
-            let cluster = serde_json::from_value(object).with_context(|| format!("Cluster {name}"))?;
-            selected.insert(name, Found { cluster, record: None });
-            Ok(())
-        });
-    })
-    .await?;
-    let path = "/apis/portico.k8c.io/v1alpha1/exposedclusters";
-    list(client, path, Selector::All, "ExposedClusters", |object| {
-        keep(&mut selected, |selected| {
-            let name = name_of(&object);
-            let Some(found) = selected.get_mut(&name) else { return Ok(()) };
-            if is_of(&object, &found.cluster) {
-                let exposed: ExposedCluster =
-                    serde_json::from_value(object).with_context(|| format!("ExposedCluster {name}"))?;
-                found.record = Some(exposed.spec);
-            }
-            Ok(())
-        });
-    })
-    .await?;
-    selected
-}
-
-/// Adds to a selection of which nothing went wrong yet.
-fn keep(selected: &mut anyhow::Result<Selection>, add: impl FnOnce(&mut Selection) -> anyhow::Result<()>) {
-    if let Ok(all) = selected
-        && let Err(error) = add(all)
-    {
-        *selected = Err(error);
-    }
-}
-
-fn name_of(object: &Value) -> String {
-    object["metadata"]["name"].as_str().unwrap_or_default().to_owned()
-}
-
-impl Found {
-    fn now(&self) -> Option<Now> {
-        self.record.as_ref().map(Now::of)
-    }
-
-    /// What the Cluster asks for.
-    fn wanted(&self, now: Now) -> ExposeStrategy {
-        self.cluster.spec.expose_strategy.get().copied().unwrap_or(now.first)
-    }
-
-    /// How it stands towards a strategy. The record is written before the condition: both must say that it is
-    /// over. A cluster that never migrated may have no condition.
-    fn progress(&self, target: ExposeStrategy) -> Progress {
-        let Some(now) = self.now() else { return Progress::Unknown };
-        let wanted = self.wanted(now);
-        let is_still = now == Now::settled(wanted);
-        if wanted == target {
-            let condition = self.cluster.status.conditions.get(MIGRATING);
-            let is_told = condition.is_none_or(|it| &*it.reason == SETTLED && &*it.status == "True");
-            if is_still && is_told { Progress::There } else { Progress::UnderWay }
-        } else if is_still {
-            Progress::Waits
-        } else {
-            Progress::Elsewhere
-        }
-    }
-
-    /// Whether there is something to finish or to roll back.
-    fn is_under_way(&self) -> bool {
-        self.now().is_some_and(|now| now != Now::settled(self.wanted(now)))
-    }
-
-    /// What the operator says of it.
-    fn describe(&self) -> String {
-        line(&self.cluster).filter(|line| !line.starts_with(SETTLED)).unwrap_or_else(|| SILENCE.to_owned())
-    }
-}
-
-fn progress_of_all(selection: &Selection, target: ExposeStrategy) -> AllProgress {
-    selection.iter().map(|(name, found)| (name.clone(), found.progress(target))).collect()
+/// What the operator says of it.
+fn describe(found: &Found) -> String {
+    line(&found.cluster).filter(|line| !line.starts_with(SETTLED)).unwrap_or_else(|| SILENCE.to_owned())
 }
 
 fn nobody(selector: &str) -> anyhow::Result<Outcome> {
@@ -144,12 +42,12 @@ fn nobody(selector: &str) -> anyhow::Result<Outcome> {
 
 /// Prints on one line for each what would become of it. The answer is "no" if one of them cannot.
 pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> anyhow::Result<Outcome> {
-    let client = connect(flags).await?;
-    let selection = look(&client, flags, selector).await?;
+    let seed = connect(flags).await?;
+    let selection = look(&seed, selector).await?;
     if selection.is_empty() {
         return nobody(selector);
     }
-    let site = Site::read(&client, flags, None).await?;
+    let plans_of_all = seed.plans(None).await?;
     let (mut plans, mut rows, mut cannot) = (Vec::new(), Vec::new(), 0_usize);
     for (name, found) in &selection {
         let progress = found.progress(to);
@@ -160,7 +58,7 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
             row(to.to_string(), &found.cluster.status.address.url, "is there", String::new());
             continue;
         }
-        let plan = match site.plan(&client, name, to).await {
+        let plan = match plans_of_all.of(name, to).await {
             Ok(plan) => plan,
             Err(error) => {
                 tracing::warn!("Cluster {name}: there is no plan: {error:#}");
@@ -173,7 +71,7 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
         let address = &plan.to.address.url;
         let is_possible = has_two_doors(plan.keeper) && plan.blockers.is_empty();
         if progress == Progress::UnderWay || progress == Progress::Elsewhere && is_possible {
-            row(doors, address, "is under way", found.describe());
+            row(doors, address, "is under way", describe(found));
         } else if is_possible {
             row(doors, address, "can", String::new());
         } else {
@@ -196,7 +94,7 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
 
 /// A run over what is selected.
 struct Run<'a> {
-    client: Client,
+    seed: LiveSeed,
     flags: &'a Flags,
     selector: &'a str,
     order: &'a Order,
@@ -209,10 +107,10 @@ type Row = [String; 3];
 
 /// Does what is asked for with each that is selected. The answer is "no" if it is not done with all of them.
 pub(super) async fn carry_out(flags: &Flags, selector: &str, order: &Order) -> anyhow::Result<Outcome> {
-    let client = connect(flags).await?;
+    let seed = connect(flags).await?;
     let limit = flags.wait.unwrap_or(LONG);
-    let run = Run { client, flags, selector, order, limit, deadline: Instant::now() + limit };
-    let selection = look(&run.client, flags, selector).await?;
+    let run = Run { seed, flags, selector, order, limit, deadline: Instant::now() + limit };
+    let selection = look(&run.seed, selector).await?;
     if selection.is_empty() {
         return nobody(selector);
     }
@@ -233,7 +131,7 @@ impl Run<'_> {
         let mut reported = Reported::default();
         loop {
             sleep_until(self.deadline.min(Instant::now() + PAUSE)).await;
-            match look(&self.client, self.flags, self.selector).await {
+            match look(&self.seed, self.selector).await {
                 Ok(found) => return Ok(Some(found)),
                 Err(error) => reported.not_seen("the seed", &error)?,
             }
@@ -245,7 +143,7 @@ impl Run<'_> {
 
     /// Orders it of one cluster, and says so; or why not.
     async fn give(&self, name: &str) -> anyhow::Result<Result<Until, Tried>> {
-        match write_order(&self.client, self.flags, name, self.order).await {
+        match write_order(&self.seed, name, self.order).await {
             Ok(Ok(change)) => {
                 print(&format!("{name}  {}\n", change.said))?;
                 Ok(Ok(change.until))
@@ -405,13 +303,13 @@ fn row(name: &str, found: &Found, target: ExposeStrategy, waves: &Waves) -> Row 
     let row = |what: &str, why: String| [name.to_owned(), what.to_owned(), why];
     match (found.progress(target), waves.tried(name)) {
         (Progress::There, _) => row("settled", String::new()),
-        (_, Some(Tried::Ordered)) => row(WAITING, found.describe()),
+        (_, Some(Tried::Ordered)) => row(WAITING, describe(found)),
         (_, Some(Tried::WentBack)) => {
             let wanted = found.now().map(|now| written(found.wanted(now)));
             row("went back", wanted.unwrap_or_default())
         }
         (_, Some(tried)) => said(name, tried),
-        (Progress::Elsewhere, None) => row(WAITING, format!("another change: {}", found.describe())),
+        (Progress::Elsewhere, None) => row(WAITING, format!("another change: {}", describe(found))),
         (_, None) if waves.is_stopped() => row("not begun", WENT_WRONG.to_owned()),
         (_, None) => row("not begun", NO_TURN.to_owned()),
     }
@@ -438,6 +336,7 @@ fn said(name: &str, tried: &Tried) -> Row {
 
 #[cfg(test)]
 mod tests {
+    use portico_api::cluster::MIGRATING;
     use portico_api::strategy::ExposeStrategy::Tunneling;
     use serde_json::json;
 
@@ -458,35 +357,6 @@ mod tests {
         }
         let record = Some(serde_json::from_value(record).unwrap());
         Found { cluster: serde_json::from_value(cluster).unwrap(), record }
-    }
-
-    #[test]
-    fn a_cluster_stands_where_its_order_its_record_and_its_condition_say() {
-        let node_port = "NodePort";
-        for (found, progress) in [
-            (found("Tunneling", "Tunneling", None, None), Progress::There),
-            (found("Tunneling", "Tunneling", None, Some(SETTLED)), Progress::There),
-            (found("Tunneling", "Tunneling", None, Some("Closing")), Progress::UnderWay),
-            (found("Tunneling", "Tunneling", Some(node_port), Some("Closing")), Progress::UnderWay),
-            // Ordered, and the operator has not seen it.
-            (found("Tunneling", node_port, None, Some(SETTLED)), Progress::UnderWay),
-            (found("Tunneling", "LoadBalancer", Some(node_port), Some("Closing")), Progress::UnderWay),
-            (found(node_port, node_port, None, None), Progress::Waits),
-            (found(node_port, node_port, Some("Tunneling"), Some("Closing")), Progress::Elsewhere),
-            (found("LoadBalancer", node_port, None, Some(SETTLED)), Progress::Elsewhere),
-            (Found { record: None, ..found("Tunneling", node_port, None, None) }, Progress::Unknown),
-        ] {
-            let found_as = (&found.cluster.spec.expose_strategy, &found.record);
-            assert_eq!(found.progress(Tunneling), progress, "{found_as:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_under_way_can_be_finished_or_rolled_back_and_nothing_else() {
-        assert!(!found("NodePort", "NodePort", None, None).is_under_way());
-        assert!(found("NodePort", "NodePort", Some("Tunneling"), None).is_under_way());
-        assert!(found("Tunneling", "NodePort", None, None).is_under_way());
-        assert!(!Found { record: None, ..found("Tunneling", "NodePort", None, None) }.is_under_way());
     }
 
     #[test]

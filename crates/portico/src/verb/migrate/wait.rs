@@ -5,22 +5,20 @@ use std::time::Duration;
 use anyhow::anyhow;
 use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
+use portico_api::migration::SETTLED;
 use portico_api::strategy::ExposeStrategy;
 use portico_dial::text::one_line;
 use portico_expose::migration::Now;
 use portico_expose::migration::order::Until;
 use portico_kube::Client;
+use portico_reach::cluster::{NoCluster, read_cluster};
 use portico_reach::doors::record;
 use tokio::time::{Instant, sleep_until};
 
-use super::cluster::{no_cluster, read_cluster};
 use crate::outcome::{Outcome, print};
 
 /// How often the seed is asked. A state lasts seconds at least: each waits for something on the network.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// The reason of the condition once nothing is under way.
-pub(super) const SETTLED: &str = "Settled";
 
 /// Says each change until it is done. The answer is "no" if that takes longer than `limit`, or somebody wants
 /// something else meanwhile.
@@ -40,7 +38,7 @@ pub(super) async fn until(
                 Seen::Other(_) => return Ok(Outcome::No),
                 Seen::NotYet => Ok(()),
             },
-            Err(error) if error.to_string() == no_cluster(name) => return Err(error),
+            Err(error) if error.is::<NoCluster>() => return Err(error),
             Err(error) => {
                 reported.not_seen(name, &error)?;
                 Err(error)

@@ -1,6 +1,6 @@
-//! What a plan follows from: the objects of a live seed, or of a directory.
+//! Plans of clusters, and what they follow from: the objects of a live seed, or of a directory.
 
-use std::path::Path;
+use std::time::Duration;
 
 use anyhow::anyhow;
 use portico_api::cluster::{Address, Cluster};
@@ -23,13 +23,11 @@ use portico_expose::validate::usable;
 use portico_kube::{Client, read};
 use portico_preflight::Seen;
 use portico_preflight::check::{Limits, tls};
+use portico_reach::cluster::NoCluster;
 use portico_reach::doors::record;
 use portico_source::{Object, list_objects};
+use portico_sync::Site;
 use serde_json::Value;
-
-use super::cluster::no_cluster;
-use super::flags::Flags;
-use crate::offline;
 
 /// What the Deployment of Portico's operator is called by its label.
 const OPERATOR: &str = "portico-operator";
@@ -59,14 +57,16 @@ struct Beside<'a> {
     sni_port: u16,
 }
 
-/// The plan of a cluster of a directory.
-pub(super) fn of_manifests(
-    directory: &Path,
+/// The plan of a cluster among the objects of a directory.
+///
+/// # Errors
+/// The Cluster is not there, or no Seed is its own.
+pub fn plan_of_site(
+    site: &Site,
     name: &str,
     to: ExposeStrategy,
     sni_port: u16,
 ) -> anyhow::Result<MigrationPlan> {
-    let site = offline::read(directory)?;
     let objects = Objects::of(&site.originals, name)?;
     let persisted = site.pipeline.planner().persisted();
     let of_services = node_ports(&site.originals, objects.cluster);
@@ -86,31 +86,53 @@ pub(super) fn of_manifests(
     objects.plan(to, beside)
 }
 
-/// What plans of clusters of a live seed follow from.
-pub(super) struct Site {
+/// A live seed, and how it is read.
+pub struct LiveSeed {
+    /// Its API.
+    pub client: Client,
+    /// How long reading it may take, all together.
+    pub timeout: Duration,
+    /// Port at which clients find the listener that routes by server name.
+    pub sni_port: u16,
+}
+
+/// What plans of the clusters of a live seed follow from.
+pub struct Plans<'a> {
+    seed: &'a LiveSeed,
     objects: Vec<Object>,
     is_kkp_there: bool,
     has_image: Option<bool>,
-    sni_port: u16,
 }
 
-impl Site {
-    /// Reads it; of the Services only those of one cluster, if it is named.
-    pub(super) async fn read(client: &Client, flags: &Flags, name: Option<&str>) -> anyhow::Result<Self> {
-        let namespace = name.map(|name| ClusterName::new(name).namespace());
-        let objects = list_objects(client, namespace.as_deref(), flags.timeout).await?.objects;
-        let is_kkp_there = is_kkp_there(client, &objects).await;
-        let has_image = has_image(client).await;
-        Ok(Self { objects, is_kkp_there, has_image, sni_port: flags.sni_port })
+impl LiveSeed {
+    /// Reads what plans follow from; of the Services only those of one cluster, if it is named.
+    ///
+    /// # Errors
+    /// The seed cannot be read in time.
+    pub async fn plans(&self, cluster: Option<&str>) -> anyhow::Result<Plans<'_>> {
+        let namespace = cluster.map(|name| ClusterName::new(name).namespace());
+        let objects = list_objects(&self.client, namespace.as_deref(), self.timeout).await?.objects;
+        let is_kkp_there = is_kkp_there(&self.client, &objects).await;
+        let has_image = has_image(&self.client).await;
+        Ok(Plans { seed: self, objects, is_kkp_there, has_image })
     }
 
-    /// The plan of one of its clusters.
-    pub(super) async fn plan(
-        &self,
-        client: &Client,
-        name: &str,
-        to: ExposeStrategy,
-    ) -> anyhow::Result<MigrationPlan> {
+    /// The plan of one cluster.
+    ///
+    /// # Errors
+    /// The seed cannot be read in time, the Cluster is not there, or no Seed is its own.
+    pub async fn plan(&self, cluster: &str, to: ExposeStrategy) -> anyhow::Result<MigrationPlan> {
+        self.plans(Some(cluster)).await?.of(cluster, to).await
+    }
+}
+
+impl Plans<'_> {
+    /// The plan of one of the clusters.
+    ///
+    /// # Errors
+    /// The Cluster is not there, or what is its own cannot be read.
+    pub async fn of(&self, cluster: &str, to: ExposeStrategy) -> anyhow::Result<MigrationPlan> {
+        let (name, client) = (cluster, &self.seed.client);
         let namespace = ClusterName::new(name).namespace();
         let objects = Objects::of(&self.objects, name)?;
         let record = record(client, objects.cluster).await?;
@@ -129,20 +151,10 @@ impl Site {
             front: front.as_ref().map(Ingress::of_service).unwrap_or_default(),
             presented,
             has_image: self.has_image,
-            sni_port: self.sni_port,
+            sni_port: self.seed.sni_port,
         };
         objects.plan(to, beside)
     }
-}
-
-/// The plan of one cluster of a live seed.
-pub(super) async fn live(
-    client: &Client,
-    flags: &Flags,
-    name: &str,
-    to: ExposeStrategy,
-) -> anyhow::Result<MigrationPlan> {
-    Site::read(client, flags, Some(name)).await?.plan(client, name, to).await
 }
 
 impl<'a> Objects<'a> {
@@ -158,7 +170,7 @@ impl<'a> Objects<'a> {
                 _ => {}
             }
         }
-        Ok(Self { cluster: cluster.ok_or_else(|| anyhow!(no_cluster(name)))?, seeds, configuration })
+        Ok(Self { cluster: cluster.ok_or_else(|| NoCluster(name.to_owned()))?, seeds, configuration })
     }
 
     fn plan(&self, to: ExposeStrategy, beside: Beside<'_>) -> anyhow::Result<MigrationPlan> {

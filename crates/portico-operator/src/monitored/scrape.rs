@@ -1,26 +1,27 @@
 //! One answer of one program, as it comes, less what is not kept.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::header::{ACCEPT, HOST};
-use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, HOST, HeaderValue};
+use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use portico_hosting::monitoring::{Access, Filter, Source, Target, TooLong};
-use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::counts::Counts;
-use super::credentials::Credentials;
+use super::Credentials;
 
 /// Time limit of one scrape. Prometheus gives up after 10 s. How many are under way is bounded by the
 /// connections of the admin listener: one that lets them wait loses its oldest first.
@@ -31,19 +32,26 @@ const API_SERVER: &str = "kubernetes";
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
-pub(super) enum ScrapeError {
+pub enum ScrapeError {
+    /// Not in time.
     #[error("no answer within {PATIENCE:?}")]
     Late,
+    /// Nothing to identify with.
     #[error("the cluster has no Secret prometheus-kubeconfig that can be used; the operator makes it")]
     NoCredentials,
+    /// No connection.
     #[error("connecting: {0}")]
     Connect(#[source] std::io::Error),
+    /// No TLS on it.
     #[error("TLS: {0}")]
     Tls(#[source] std::io::Error),
+    /// No HTTP on it.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
+    /// Another status than 200.
     #[error("the program answered {0}{hint}", hint = hint(*.0))]
     Status(StatusCode),
+    /// More than is read of one program.
     #[error(transparent)]
     TooLong(#[from] TooLong),
 }
@@ -60,7 +68,7 @@ fn hint(status: StatusCode) -> &'static str {
 
 impl ScrapeError {
     /// One word, for the counter.
-    pub(super) const fn word(&self) -> &'static str {
+    const fn word(&self) -> &'static str {
         match self {
             Self::Late => "late",
             Self::NoCredentials => "no_credentials",
@@ -73,32 +81,71 @@ impl ScrapeError {
     }
 }
 
+/// How many scrapes there were, and of how many bytes.
+#[derive(Debug, Default)]
+pub struct ScrapeCounts {
+    ended: Mutex<BTreeMap<(Source, &'static str), u64>>,
+    read: AtomicU64,
+    kept: AtomicU64,
+}
+
+impl ScrapeCounts {
+    /// Scrapes that have ended, by program and how: `ok`, `abandoned` by the client, or why there was no
+    /// answer.
+    pub fn ended(&self) -> BTreeMap<(Source, &'static str), u64> {
+        self.lock().clone()
+    }
+
+    /// Bytes that programs answered.
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Relaxed)
+    }
+
+    /// Bytes of them that were passed on.
+    pub fn bytes_kept(&self) -> u64 {
+        self.kept.load(Relaxed)
+    }
+
+    /// Counts a scrape that has ended, as `word` says.
+    pub fn end(&self, source: Source, word: &'static str) {
+        *self.lock().entry((source, word)).or_default() += 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Source, &'static str), u64>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Counts a scrape when it is dropped: also one whose client went away, or had to make room for another.
 struct Ending<'a> {
-    counts: &'a Counts,
+    counts: &'a ScrapeCounts,
     source: Source,
     word: &'static str,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.counts.ended(self.source, self.word);
+        self.counts.end(self.source, self.word);
     }
 }
 
 /// Reads the metrics of programs.
-#[derive(Debug)]
-pub(super) struct Scraper {
-    counts: Arc<Counts>,
+#[derive(Debug, Default)]
+pub struct Scraper {
+    counts: Arc<ScrapeCounts>,
 }
 
 impl Scraper {
-    pub(super) fn new(counts: Arc<Counts>) -> Self {
-        Self { counts }
+    /// What it has done, also from now on.
+    pub fn counts(&self) -> Arc<ScrapeCounts> {
+        Arc::clone(&self.counts)
     }
 
-    /// The metrics of `target` that are kept.
-    pub(super) async fn scrape(
+    /// The metrics of `target` that are kept. They are filtered as they come: no whole answer is held.
+    ///
+    /// # Errors
+    /// The program did not answer, or with too much.
+    pub async fn scrape(
         &self,
         target: &Target,
         credentials: Option<&Credentials>,
@@ -137,9 +184,9 @@ impl Scraper {
         target: &Target,
     ) -> Result<String, ScrapeError> {
         let mut request = Request::new(Empty::<Bytes>::new());
-        *request.uri_mut() = http::Uri::from_static("/metrics");
-        request.headers_mut().insert(HOST, http::HeaderValue::from_static(API_SERVER));
-        request.headers_mut().insert(ACCEPT, http::HeaderValue::from_static("text/plain;version=0.0.4"));
+        *request.uri_mut() = Uri::from_static("/metrics");
+        request.headers_mut().insert(HOST, HeaderValue::from_static(API_SERVER));
+        request.headers_mut().insert(ACCEPT, HeaderValue::from_static("text/plain;version=0.0.4"));
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // Ended with this future.
         let mut driver = JoinSet::new();

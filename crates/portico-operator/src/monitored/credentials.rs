@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use portico_dial::provider;
 use portico_pki::{Credential, Kubeconfig};
-use rustls::client::Resumption;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio_rustls::rustls::client::Resumption;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 /// The cluster's certificate for its metrics, and which servers it is shown to.
 #[derive(Debug)]
-pub(super) struct Credentials {
+pub struct Credentials {
     /// To servers with a certificate of the cluster's authority.
     pub(super) verified: Arc<ClientConfig>,
     /// To any server. The controller manager and the scheduler make their own certificate when they start, as
@@ -22,7 +22,7 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Those of a kubeconfig, which has a client certificate.
+    /// Those of a kubeconfig; `Err` says what is wrong with it.
     pub(super) fn of(kubeconfig: &Kubeconfig) -> Result<Self, String> {
         let Credential::Certificate(pair) = &kubeconfig.credential else {
             return Err("its user has no certificate".to_owned());

@@ -6,11 +6,10 @@ use portico_expose::migration::order::{Change, Order, change};
 use portico_expose::migration::plan::{MigrationPlan, has_two_doors};
 use portico_kube::Client;
 use portico_kube::patch::{Patched, merge};
+use portico_reach::cluster::{path, read_cluster};
 use portico_reach::doors::record;
 
-use super::cluster::{path, read_cluster};
-use super::flags::Flags;
-use super::site;
+use crate::plans::LiveSeed;
 
 /// How often the change is tried if somebody else writes the Cluster at the same time.
 const ATTEMPTS: usize = 5;
@@ -19,10 +18,11 @@ const ATTEMPTS: usize = 5;
 const MANAGER: &str = "portico-migrate";
 
 /// Why an order was not written.
-pub(super) struct Refusal {
-    pub(super) why: String,
+pub struct Refusal {
+    /// The reason.
+    pub why: String,
     /// What would have to be done, where it was looked at.
-    pub(super) page: Option<Box<MigrationPlan>>,
+    pub page: Option<Box<MigrationPlan>>,
 }
 
 impl From<String> for Refusal {
@@ -32,12 +32,12 @@ impl From<String> for Refusal {
 }
 
 /// Writes what is wanted of one cluster, if nothing stands in the way.
-pub(super) async fn write_order(
-    client: &Client,
-    flags: &Flags,
+pub async fn write_order(
+    seed: &LiveSeed,
     name: &str,
     order: &Order,
 ) -> anyhow::Result<Result<Change, Refusal>> {
+    let client = &seed.client;
     let (_, cluster) = read_cluster(client, name).await?;
     let Some(found) = record(client, &cluster).await? else { return Ok(Err(NOBODY.to_owned().into())) };
     let begins = match order {
@@ -47,7 +47,7 @@ pub(super) async fn write_order(
     };
     let second = found.migration.as_ref().map(|migration| migration.second.expose_strategy);
     let to = begins.or(second).unwrap_or(found.expose_strategy);
-    let plan = site::live(client, flags, name, to).await?;
+    let plan = seed.plan(name, to).await?;
     if !has_two_doors(plan.keeper) || begins.is_some() && !plan.blockers.is_empty() {
         return Ok(Err(Refusal { why: why_not(&plan), page: Some(Box::new(plan)) }));
     }
@@ -57,7 +57,8 @@ pub(super) async fn write_order(
 const NOBODY: &str = "nothing is recorded of its doors (there is no ExposedCluster of it), so no operator of \
                       Portico is at work that could carry this out: see deploy/operator.yaml and its log";
 
-pub(super) fn why_not(plan: &MigrationPlan) -> String {
+/// Why a cluster cannot be led along this plan.
+pub fn why_not(plan: &MigrationPlan) -> String {
     let first = plan.blockers.first().map(|blocker| format!("{}; {}", blocker.what, blocker.remedy));
     if has_two_doors(plan.keeper) {
         first.unwrap_or_default()

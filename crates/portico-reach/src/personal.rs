@@ -1,0 +1,140 @@
+//! A certificate of a user cluster for one person, that ends soon.
+//!
+//! The cluster signs it, by a CertificateSigningRequest that its administrator approves: no key of an
+//! authority leaves the seed, and the cluster's audit log says who got what. Works for every cluster whose
+//! controller manager signs for clients.
+
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use aws_lc_rs::rand;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use portico_dial::text::one_line;
+use portico_hosting::serving::REQUESTS;
+use portico_kube::foreign::{Applied, Foreign, ForeignError};
+use portico_pki::{Credential, Kubeconfig, Pair, Request, ends};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::admin::enter;
+
+/// The signer of certificates that open the API server.
+const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+
+/// How long the controller manager may take to sign.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Between two looks for the certificate.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Signers backdate by minutes, and the end follows from that.
+const SLACK: Duration = Duration::from_mins(10);
+
+/// Most characters of the cluster's words that get into a message.
+const QUOTED: usize = 200;
+
+/// The way that `admin` has, with a certificate of this user, who is in this group. The cluster may sign for
+/// less than `lifetime`, which is reported.
+///
+/// # Errors
+/// The cluster does not sign it: why, and what to do.
+pub async fn issue(
+    admin: Kubeconfig,
+    user: &str,
+    group: Option<&str>,
+    lifetime: Duration,
+) -> anyhow::Result<Kubeconfig> {
+    let Request { request, key } = Request::new(user, group)?;
+    let inside = enter(&admin).await?;
+    let mut random = [0; 8];
+    rand::fill(&mut random).map_err(|_| anyhow!("the system has no random numbers"))?;
+    let id = format!("portico-kubeconfig-{:016x}", u64::from_be_bytes(random));
+    let path = format!("{REQUESTS}/{id}");
+    let wanted = json!({
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": id},
+        "spec": {
+            "request": STANDARD.encode(request),
+            "signerName": SIGNER,
+            "expirationSeconds": lifetime.as_secs(),
+            "usages": ["digital signature", "client auth"],
+        },
+    });
+    let what = || format!("asking the cluster at {} for a certificate of {user}", admin.server);
+    match inside.apply(&path, &wanted).await.map_err(explained).with_context(what)? {
+        Applied::Changed => {}
+        Applied::Unchanged | Applied::Foreign(_) => bail!("a request named {id} exists; try again"),
+    }
+    approve(&inside, &path).await.with_context(|| format!("approving CertificateSigningRequest {id}"))?;
+    let certificate = signed(&inside, &path).await.with_context(what)?;
+    if let Some(end) = ends(&certificate)
+        && end + SLACK < Timestamp::now() + lifetime
+    {
+        tracing::warn!("the cluster signs for less than --for asks: the certificate ends at {end:.0}");
+    }
+    Ok(Kubeconfig { credential: Credential::Certificate(Pair { certificate, key }), ..admin })
+}
+
+async fn approve(inside: &Foreign, path: &str) -> anyhow::Result<()> {
+    let request = inside.get(path).await?.context("it is gone")?;
+    let message = "asked for by portico kubeconfig --as";
+    Ok(inside.approve(path, request, "PorticoKubeconfig", message).await?)
+}
+
+/// Waits for the certificate, PEM.
+async fn signed(inside: &Foreign, path: &str) -> anyhow::Result<String> {
+    let started = Instant::now();
+    loop {
+        let object = inside.get(path).await?.context("the request is gone")?;
+        if let Some(certificate) = object.pointer("/status/certificate").and_then(Value::as_str) {
+            return Ok(String::from_utf8(STANDARD.decode(certificate)?)?);
+        }
+        if let Some(why) = failed(&object) {
+            bail!("it was not signed: {why}");
+        }
+        ensure!(
+            started.elapsed() < PATIENCE,
+            "it is approved and not signed after {PATIENCE:?}: the cluster's controller manager does not \
+             work, or does not sign for {SIGNER}"
+        );
+        sleep(LOOK).await;
+    }
+}
+
+/// Why the signer did not sign, if it says so.
+fn failed(object: &Value) -> Option<String> {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array)?;
+    let failed = conditions.iter().find(|one| one["type"] == "Failed" || one["type"] == "Denied")?;
+    Some(one_line(failed["message"].as_str().unwrap_or_default(), QUOTED))
+}
+
+/// What to do about a refusal.
+fn explained(error: ForeignError) -> anyhow::Error {
+    match &error {
+        ForeignError::Refused { code: 403, message, .. } if message.contains("system:masters") => anyhow!(
+            "{error}; have --group another name, and bind it: kubectl create clusterrolebinding NAME \
+             --clusterrole=cluster-admin --group=GROUP"
+        ),
+        _ => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_not_signed_says_why() {
+        let object = |kind: &str| {
+            let last = json!({"type": kind, "message": "no\nkey"});
+            json!({"status": {"conditions": [{"type": "Approved"}, last]}})
+        };
+        assert_eq!(failed(&object("Failed")).as_deref(), Some("no key"));
+        assert_eq!(failed(&object("Denied")).as_deref(), Some("no key"));
+        assert_eq!(failed(&object("Other")), None);
+        assert_eq!(failed(&json!(7)), None);
+    }
+}
