@@ -247,7 +247,7 @@ impl Identities {
         }
         loop {
             let generation = self.changes.generation();
-            let (method, outcome) = match self.examine(held, request, wanted).await {
+            let (method, outcome) = match self.examine(request, wanted).await {
                 Ok((method, evidence)) => (method, Ok(evidence)),
                 Err((method, denied)) => (method, Err(denied)),
             };
@@ -277,7 +277,6 @@ impl Identities {
 
     async fn examine(
         &self,
-        held: &Credentials,
         request: &Request,
         wanted: &Wanted<'_>,
     ) -> Result<(Method, Evidence), (Method, Denied)> {
@@ -295,7 +294,7 @@ impl Identities {
         }
         if let Some(token) = request.token.as_ref().filter(|_| self.takes_tokens()) {
             method = if self.reviews.is_some() { Method::TokenReview } else { Method::StaticToken };
-            match self.examine_token(held, token, wanted, &mut findings).await {
+            match self.examine_token(token, wanted, &mut findings).await {
                 Ok(None) => {}
                 Ok(Some(accepted)) => return Ok(accepted),
                 Err(denied) => return Err((method, denied)),
@@ -323,7 +322,6 @@ impl Identities {
     /// Returns `None` if the token does not open the cluster.
     async fn examine_token(
         &self,
-        held: &Credentials,
         token: &Token,
         wanted: &Wanted<'_>,
         findings: &mut Findings,
@@ -362,7 +360,7 @@ impl Identities {
             return Ok(None);
         };
         let reviewed = reviews.token(token, reviewer);
-        let verdict = reviews.verdict(&reviewed, &held.waiting).await.ok_or(Refusal::MaxReviewsWaiting)?;
+        let verdict = reviews.verdict(&reviewed).await.ok_or(Refusal::MaxReviewsWaiting)?;
         match verdict {
             Verdict::Accepted => Ok(Some((Method::TokenReview, Evidence::ReviewedToken(reviewed)))),
             Verdict::Refused(why) => {

@@ -112,7 +112,7 @@ refusals! {
     /// The API server that knows what the token is worth could not be asked.
     ReviewFailed: "review_failed", Upstream, None, 503,
         "the API server that reviews the token could not be asked";
-    /// Too many requests of the connection, of the cluster or in all wait for a token review.
+    /// Too many requests of the cluster or in all wait for a token review.
     MaxReviewsWaiting: "max_reviews_waiting", Gateway, None, 429,
         "too many requests wait for a token review; try again";
     /// The cluster has as many connections as its budget admits.

@@ -5,7 +5,7 @@
 //! vouched for it there, in [`Credentials`]: a stream ends when that party takes its word back, whatever
 //! another says. The [`Registry`] lists those of all connections, so that a revocation finds them.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use portico_api::names::Tenant;
@@ -109,8 +109,6 @@ impl Drop for Credential {
 #[derive(Debug, Default)]
 pub(crate) struct Credentials {
     held: Mutex<SmallVec<[Arc<Credential>; 1]>>,
-    /// Requests that wait for a token review.
-    pub(super) waiting: AtomicU32,
 }
 
 impl Credentials {

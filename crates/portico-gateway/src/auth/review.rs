@@ -4,7 +4,8 @@
 //! the token meanwhile. Reviews under way are bounded, for each cluster and in all, and so are the requests
 //! that wait ([`Waiters`]). Permits are given in the order of requests, and a request waits for [`PATIENCE`]
 //! at most. So a flood of made-up tokens delays the review of a token in use, which waits longer, by
-//! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds.
+//! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds. It keeps out tokens that were never
+//! accepted; for the others there is the grace that they have while their API server is away.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,12 +39,7 @@ const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
 /// attack.
 pub(super) const MAX_PER_CLUSTER: usize = 8;
 
-/// Requests of one connection that wait for a verdict. An agent whose API server hangs waits with no more:
-/// the others could not be connected either.
-pub(super) const MAX_WAITING_PER_CONNECTION: u32 = 64;
-
-/// Requests of one cluster that wait, for tokens that were accepted before; half of it for others. A thousand
-/// nodes may come back at once.
+/// Requests of one cluster that wait for a verdict. A thousand nodes may come at once.
 pub(super) const MAX_WAITING_PER_CLUSTER: u32 = 2_048;
 
 /// What a request that waits takes beside its token: its stream, its task, and what it asks for.
@@ -174,13 +170,16 @@ impl Reviews {
         ReviewedToken { token: token.clone(), state, reviewer }
     }
 
-    /// Returns what `token` is worth now, from the cache or by a review. `connection` counts the requests of
-    /// its connection that wait. `None` if too many wait.
-    pub(super) async fn verdict(&self, token: &ReviewedToken, connection: &AtomicU32) -> Option<Verdict> {
+    /// Returns what `token` is worth now, from the cache or by a review. `None` if too many wait, and the
+    /// token has no grace.
+    pub(super) async fn verdict(&self, token: &ReviewedToken) -> Option<Verdict> {
         if let Some(known) = token.state.known() {
             return Some(known);
         }
-        let _waiter = self.waiters.enter(token, connection)?;
+        let Some(_waiter) = self.waiters.enter(token) else {
+            // What it opens rests on it, so it is reviewed again, and a no cuts that.
+            return token.state.has_grace().then_some(Verdict::Accepted);
+        };
         // Boxed: what waits for long holds what it needs for that, and no more.
         Some(Box::pin(self.wait(token)).await)
     }
@@ -286,7 +285,6 @@ struct Waiters {
 /// One of them.
 struct Waiter<'a> {
     of: &'a Waiters,
-    connection: &'a AtomicU32,
     cluster: &'a Tenant,
     bytes: usize,
 }
@@ -302,23 +300,19 @@ impl Waiters {
     }
 
     /// `None` if too many wait.
-    fn enter<'a>(&'a self, token: &'a ReviewedToken, connection: &'a AtomicU32) -> Option<Waiter<'a>> {
-        // What made-up tokens leave is for those that were accepted.
-        let share = if token.state.was_accepted() { 1 } else { 2 };
+    fn enter<'a>(&'a self, token: &'a ReviewedToken) -> Option<Waiter<'a>> {
         let cluster = token.reviewer.cluster();
         let bytes = WAITER + token.token.secret().len();
         let mut clusters = self.clusters();
         let of_cluster = clusters.entry(cluster.clone()).or_default();
-        let is_full = connection.load(Relaxed) >= MAX_WAITING_PER_CONNECTION
-            || *of_cluster >= MAX_WAITING_PER_CLUSTER / share
-            || self.bytes.load(Relaxed) + bytes > self.most_bytes / share as usize;
+        let is_full =
+            *of_cluster >= MAX_WAITING_PER_CLUSTER || self.bytes.load(Relaxed) + bytes > self.most_bytes;
         *of_cluster += 1;
-        connection.fetch_add(1, Relaxed);
         self.all.fetch_add(1, Relaxed);
         self.bytes.fetch_add(bytes, Relaxed);
         drop(clusters);
         // Dropped at once where it is one too many.
-        let waiter = Waiter { of: self, connection, cluster, bytes };
+        let waiter = Waiter { of: self, cluster, bytes };
         (!is_full).then_some(waiter)
     }
 
@@ -330,7 +324,6 @@ impl Waiters {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.connection.fetch_sub(1, Relaxed);
         self.of.all.fetch_sub(1, Relaxed);
         self.of.bytes.fetch_sub(self.bytes, Relaxed);
         let mut clusters = self.of.clusters();

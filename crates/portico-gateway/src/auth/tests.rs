@@ -9,9 +9,7 @@ use futures_util::future::BoxFuture;
 use portico_tunnel::Protocol;
 use tokio::time::{Instant, advance, sleep};
 
-use super::review::{
-    MAX_PER_CLUSTER, MAX_WAITING_PER_CLUSTER, MAX_WAITING_PER_CONNECTION, PATIENCE, REVIEW_TIMEOUT, WAITER,
-};
+use super::review::{MAX_PER_CLUSTER, MAX_WAITING_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT, WAITER};
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -150,6 +148,15 @@ impl Gateway {
         api: &Arc<ApiServer>,
         token: &str,
     ) -> Result<Arc<Credential>, Refusal> {
+        self.outcome(connection, api, token).await.map_err(|denied| denied.refusal)
+    }
+
+    async fn outcome(
+        &self,
+        connection: &Credentials,
+        api: &Arc<ApiServer>,
+        token: &str,
+    ) -> Result<Arc<Credential>, Denied> {
         let request = request(token);
         let wanted = Wanted {
             cluster: Some(&api.cluster),
@@ -157,7 +164,7 @@ impl Gateway {
             reviewer: &|| Some(Arc::clone(api) as Arc<dyn TokenReviewer>),
         };
         let outcome = self.identities.authenticate(connection, &request, &wanted).await;
-        outcome.map(|credential| credential.expect("tokens are asked for")).map_err(|denied| denied.refusal)
+        outcome.map(|credential| credential.expect("tokens are asked for"))
     }
 
     /// Shows made-up tokens for as long as the test runs: so many at once, and others as soon as they are
@@ -185,10 +192,8 @@ impl Drop for Gateway {
 async fn requests_that_wait_hold_no_more_memory_than_they_may_together() {
     let gateway = Arc::new(Gateway::start());
     let others = ApiServer::new("others");
-    gateway.authenticate(&others, "hanged-later").await.unwrap();
-    advance(INTERVAL).await;
     let held = WAITER + MAX_TOKEN;
-    let most = u32::try_from(REVIEW_MEMORY / 2 / held).unwrap();
+    let most = u32::try_from(REVIEW_MEMORY / held).unwrap();
     let long = |number| format!("{:-<1$}", format!("hangs-{number}"), MAX_TOKEN);
     let mut tasks = Vec::new();
     for number in 0..most {
@@ -200,7 +205,6 @@ async fn requests_that_wait_hold_no_more_memory_than_they_may_together() {
     assert_eq!((reviews.waiting, reviews.waiting_bytes), (most, most as usize * held));
     let refused = gateway.authenticate(&others, &long(most)).await;
     assert_eq!(refused.unwrap_err(), Refusal::MaxReviewsWaiting, "by whatever cluster");
-    gateway.authenticate(&others, "hanged-later").await.unwrap();
     for task in tasks {
         assert!(task.await.unwrap().is_err());
     }
@@ -208,35 +212,28 @@ async fn requests_that_wait_hold_no_more_memory_than_they_may_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_wait_are_few_on_a_connection_and_bounded_for_a_cluster() {
+async fn requests_that_wait_are_bounded_for_a_cluster_and_keep_out_nobody_that_was_accepted_before() {
     let (gateway, api, other) = (Arc::new(Gateway::start()), ApiServer::new("a"), ApiServer::new("b"));
-    gateway.authenticate(&api, "hanged-later").await.unwrap();
+    gateway.authenticate(&api, "token").await.unwrap();
     advance(INTERVAL).await;
-    let connection = Arc::<Credentials>::default();
     let mut tasks = Vec::new();
-    let mut wait = |connection: &Arc<Credentials>, token: String| {
-        let (gateway, api, connection) = (Arc::clone(&gateway), Arc::clone(&api), Arc::clone(connection));
-        tasks.push(tokio::spawn(async move { gateway.authenticate_on(&connection, &api, &token).await }));
-    };
-    for number in 0..MAX_WAITING_PER_CONNECTION {
-        wait(&connection, format!("hangs-{number}"));
+    for number in 0..MAX_WAITING_PER_CLUSTER {
+        let (gateway, api) = (Arc::clone(&gateway), Arc::clone(&api));
+        tasks.push(tokio::spawn(async move { gateway.authenticate(&api, &format!("hangs-{number}")).await }));
     }
     sleep(REVIEW).await;
-    let refused = gateway.authenticate_on(&connection, &api, "hangs-last").await;
-    assert_eq!(refused.unwrap_err(), Refusal::MaxReviewsWaiting);
-    for number in MAX_WAITING_PER_CONNECTION..MAX_WAITING_PER_CLUSTER / 2 {
-        wait(&Arc::default(), format!("hangs-{number}"));
-    }
-    sleep(REVIEW).await;
-    assert_eq!(gateway.identities.reviews().unwrap().waiting, MAX_WAITING_PER_CLUSTER / 2);
-    assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::MaxReviewsWaiting);
-    gateway.authenticate(&other, "token").await.unwrap();
-    let known = gateway.authenticate(&api, "hanged-later").await;
-    assert_ne!(known.err(), Some(Refusal::MaxReviewsWaiting), "one that was accepted may wait");
+    assert_eq!(gateway.identities.reviews().unwrap().waiting, MAX_WAITING_PER_CLUSTER);
+    assert_eq!(gateway.authenticate(&api, "new").await.unwrap_err(), Refusal::MaxReviewsWaiting);
+    gateway.authenticate(&other, "new").await.unwrap();
+    api.refuse("token");
+    let credential = gateway.authenticate(&api, "token").await.unwrap();
     for task in tasks {
         assert!(task.await.unwrap().is_err());
     }
     assert_eq!(gateway.identities.reviews().unwrap().waiting, 0, "every place is given back");
+    sleep(INTERVAL).await;
+    assert!(credential.is_revoked(), "what had the grace is reviewed again");
+    assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::Unauthenticated);
 }
 
 #[tokio::test(start_paused = true)]
@@ -357,7 +354,11 @@ async fn after_the_grace_a_token_is_refused_and_what_rests_on_it_stays_until_a_n
     sleep(Duration::from_secs(590)).await;
     gateway.authenticate(&api, "token").await.unwrap();
     sleep(Duration::from_secs(20)).await;
-    assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::ReviewFailed);
+    let denied = gateway.outcome(&Credentials::default(), &api, "token").await.unwrap_err();
+    assert_eq!((denied.refusal, denied.shown), (Refusal::ReviewFailed, Refusal::ReviewFailed));
+    let denied = gateway.outcome(&Credentials::default(), &api, "made up").await.unwrap_err();
+    let told = "a client that was never accepted is not told that the cluster is there";
+    assert_eq!((denied.refusal, denied.shown), (Refusal::ReviewFailed, Refusal::Unauthenticated), "{told}");
     assert!(!credential.is_revoked());
     api.is_away.store(false, SeqCst);
     api.refuse("token");

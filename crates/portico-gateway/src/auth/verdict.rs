@@ -111,6 +111,11 @@ impl TokenState {
         self.lock().grace_until.is_some()
     }
 
+    /// Whether its last yes counts while the API server cannot be asked.
+    pub(super) fn has_grace(&self) -> bool {
+        self.lock().grace_until.is_some_and(|until| Instant::now() < until)
+    }
+
     /// Whether the API server could not be asked the last time.
     pub(super) fn is_failing(&self) -> bool {
         self.lock().is_failing

@@ -2,19 +2,19 @@
 //! here, and so is a new one without a provocation.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::{RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{
     Config, End, Gateway, ProxyMode, ProxyProtocol, Refusal, Side, StaticTokens, TokenSettings,
 };
-use portico_lab::frames::{self, RawClient};
+use portico_lab::frames::{self, RawClient, kind};
 use portico_lab::pki::Pki;
 use portico_net::MemoryBudget;
 use portico_tunnel::Settings;
@@ -89,7 +89,9 @@ fn every_end_is_provoked() {
 
 fn closed_early() {
     let gateway = start(config());
-    drop(connect(sni_address(&gateway)));
+    let mut client = connect(sni_address(&gateway));
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_to_end(&mut client), b"");
     assert_counted(&gateway, Refusal::ClosedEarly);
 }
 
@@ -108,9 +110,7 @@ fn malformed() {
 fn proxy_header() {
     let proxy_protocol = ProxyProtocol { sni: ProxyMode::Required, ..ProxyProtocol::default() };
     let gateway = start(Config { proxy_protocol, ..config() });
-    let mut client = client(&gateway, HOST);
-    // Closed or reset: the hello was never read.
-    let _ = client.read_to_end(&mut Vec::new());
+    assert_cut_off(client(&gateway, HOST));
     assert_counted(&gateway, Refusal::ProxyHeader);
 }
 
@@ -184,8 +184,7 @@ fn own_listener() {
 
 fn max_handshakes() {
     let gateway = start(Config { max_handshakes: 0, ..config() });
-    let mut client = connect(sni_address(&gateway));
-    let _ = client.read_to_end(&mut Vec::new());
+    assert_cut_off(connect(sni_address(&gateway)));
     assert_counted(&gateway, Refusal::MaxHandshakes);
 }
 
@@ -243,7 +242,11 @@ fn review_failed() {
 }
 
 fn max_reviews_waiting() {
-    let secure = Secure::start("secret,a\n", |config| config.tokens.review = Some(Duration::from_secs(60)));
+    let secure = Secure::start("secret,a\n", |config| {
+        config.tokens.review = Some(Duration::from_secs(60));
+        // Each takes 3 KiB and its token.
+        config.review_memory = 5 * 3_200;
+    });
     let ca = ApiServerCa::parse(&secure.pki.authority().cert()).unwrap();
     // An API server that says nothing.
     let silent = Endpoint::new();
@@ -261,7 +264,7 @@ fn max_reviews_waiting() {
     assert_eq!(status, 200, "the connection has authenticated");
     let last = client.runtime.block_on(async {
         let mut waiting = Vec::new();
-        for number in 0..65 {
+        for number in 0..6 {
             let mut requests = client.requests.clone().ready().await.unwrap();
             let request = request(&format!("made-up-{number}")).body(()).unwrap();
             waiting.push(requests.send_request(request, true).unwrap().0);
@@ -275,21 +278,22 @@ fn max_reviews_waiting() {
 
 fn max_unauthenticated() {
     let secure = Secure::start("secret,a\n", |config| config.max_unauthenticated = 1);
-    let oldest = secure.connect(None);
-    assert_eq!(oldest.connect(AUTHORITY).0, Refusal::Unauthenticated.status());
+    let mut oldest = raw_client(&secure);
+    oldest.send(&frames::opening(&[])).unwrap();
+    oldest.send(&frames::connect(1, AUTHORITY, None)).unwrap();
+    while oldest.receive().unwrap().expect("a response comes").kind != kind::HEADERS {}
     let next = secure.connect(None);
     assert_eq!(next.connect(AUTHORITY).0, Refusal::Unauthenticated.status());
+    assert_dismissed(oldest);
     assert_counted(&secure.gateway, Refusal::MaxUnauthenticated);
 }
 
 fn flood() {
     let secure = Secure::start("secret,a\n", |_| {});
-    let address = tunnel_address(&secure.gateway);
-    let tls = Arc::new(secure.pki.client_config(None, &[b"h2"]));
-    let mut client = RawClient::connect(address, &tls, Duration::from_secs(30)).unwrap();
+    let mut client = raw_client(&secure);
     client.send(&frames::opening(&[])).unwrap();
     client.send(&frames::settings(&[]).repeat(64)).unwrap();
-    while client.receive().unwrap().is_some() {}
+    assert_dismissed(client);
     assert_counted(&secure.gateway, Refusal::Flood);
 }
 
@@ -424,6 +428,31 @@ fn assert_answered(
 fn assert_alert(mut client: TcpStream, hello: &[u8], refusal: Refusal) {
     client.write_all(hello).unwrap();
     assert_eq!(alert_of(&mut client), refusal.alert().map(|alert| alert as u8), "{refusal:?}");
+}
+
+/// Closed or reset, since what the client says is not read; without a word.
+fn assert_cut_off(mut client: TcpStream) {
+    let mut received = Vec::new();
+    if let Err(error) = client.read_to_end(&mut received) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    assert_eq!(received, b"");
+}
+
+fn raw_client(secure: &Secure) -> RawClient {
+    let tls = Arc::new(secure.pki.client_config(None, &[b"h2"]));
+    RawClient::connect(tunnel_address(&secure.gateway), &tls, Duration::from_secs(30)).unwrap()
+}
+
+/// The last word is GOAWAY with ENHANCE_YOUR_CALM.
+fn assert_dismissed(mut client: RawClient) {
+    let mut last = None;
+    while let Some(frame) = client.receive().unwrap() {
+        last = Some(frame);
+    }
+    let last = last.expect("a frame comes before the end");
+    assert_eq!(last.kind, kind::GOAWAY);
+    assert_eq!(last.payload[4..8], u32::from(Reason::ENHANCE_YOUR_CALM).to_be_bytes());
 }
 
 /// The alert a client gets before it is closed.
