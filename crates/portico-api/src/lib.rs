@@ -6,7 +6,7 @@
 //! - [`annotations`], [`strategy`], [`listener`], [`policy`], [`network`], [`api_server_ca`], [`endpoints`]:
 //!   exposure. [`meta`], [`names`]: what every object carries, and identities that must never be mixed up.
 //! - [`migration`]: how a Cluster's strategy changes. [`change`]: one change to one object. [`problem`]: what
-//!   is wrong with an object. [`intern`]: one copy of each name. [`kkp`]: how KKP is recognised.
+//!   is wrong with one. [`text`]: what others say, on one line. [`intern`]: one copy of each name. [`kkp`].
 //!
 //! Reading is lenient: unknown fields are ignored, and a mistyped field keeps its text ([`setting`]), so that
 //! it becomes a message and not the loss of the document.
@@ -38,3 +38,4 @@ pub mod seed;
 pub mod service;
 pub mod setting;
 pub mod strategy;
+pub mod text;

@@ -16,7 +16,7 @@ use crate::error::{DialError, HeadLimit, Refused, Schemes, Sent};
 use crate::proxy::Proxy;
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
-use crate::text::printable;
+use portico_api::text::printable;
 
 /// The largest head of an answer, with the interim ones (1xx) before it. Those of proxies have some hundred
 /// bytes, with cookies a few thousand.

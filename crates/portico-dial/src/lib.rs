@@ -4,8 +4,7 @@
 //! A [`Target`] is what an operator writes. [`Dialer`] resolves it, connects, and asks a proxy for the rest
 //! of the way. [`ClientTls`] speaks TLS to the target or to the proxy. [`TokenFile`] holds a bearer token,
 //! and [`FileSet`] with [`FolderWatch`] says when to read such files again. Which address to try, when and
-//! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind. [`text`] makes
-//! what a peer says fit for a log.
+//! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind.
 
 mod client_tls;
 mod connect;
@@ -25,7 +24,6 @@ mod setting;
 mod socket;
 mod target;
 mod tcp;
-pub mod text;
 mod token_file;
 
 pub use client_tls::{

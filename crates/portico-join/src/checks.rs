@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use jiff::{SignedDuration, Timestamp};
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use serde_json::Value;
 
 /// Certificates begin at most this much before they are issued, and tokens end by the minute.

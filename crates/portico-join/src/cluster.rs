@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow};
 use jiff::Timestamp;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_dial::{Dialer, ProxyError, ProxyFiles, ProxySetting, server_url};
 use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::options::NodeName;

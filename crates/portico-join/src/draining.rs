@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use portico_dial::text;
+use portico_api::text;
 use portico_kube::foreign::{Foreign, ForeignError};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};

@@ -1,6 +1,6 @@
 //! Errors of a Kubernetes API in words.
 
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 
 /// The status for a client whose credential is missing, expired or unknown (RFC 9110 section 15.5.2).
 const UNAUTHORIZED: u16 = 401;

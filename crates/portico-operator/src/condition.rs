@@ -5,7 +5,7 @@ use kube::api::Patch;
 use kube::{Api, Client};
 use portico_api::cluster::{Cluster, ClusterCondition};
 use portico_api::problem::Problem;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_kube::apply::merging;
 use portico_source::served::Served;
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@
 use futures_util::future::join3;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_kube::events::{Events, Note, Severity};
 use portico_kube::leader::{self, Holder, Leads, LeaseSettings};
 use tokio::sync::watch as channel;

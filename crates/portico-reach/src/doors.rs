@@ -9,7 +9,7 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedCluster, ExposedClusterSpec, MigrationState};
 use portico_api::meta::Kind;
 use portico_api::strategy::ExposeStrategy;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_expose::migration::{Now, Second};
 use portico_kube::read::ReadError;
 use portico_kube::{Client, read};

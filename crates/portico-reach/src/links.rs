@@ -5,7 +5,7 @@ use std::fmt;
 
 use portico_api::cluster::{Cluster, EXPOSED, USER_CLUSTER_READY};
 use portico_api::problem::{Problem, Severity};
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_expose::services::APISERVER;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use portico_dial::text::{self, one_line};
+use portico_api::text::{self, one_line};
 use portico_hosting::serving;
 use portico_kube::foreign::{Foreign, ForeignError};
 use serde::Serialize;

@@ -11,7 +11,7 @@ use aws_lc_rs::rand;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_hosting::serving::REQUESTS;
 use portico_kube::foreign::{Applied, Foreign, ForeignError};
 use portico_pki::{Credential, Kubeconfig, Pair, Request, ends};

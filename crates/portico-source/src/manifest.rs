@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use portico_api::meta::{Kind, ObjectKey, ObjectRef};
 use portico_api::problem::Severity;
+use portico_api::text::is_obeyed;
 
 use crate::object::Object;
 use crate::step::ManifestProblem;
@@ -199,7 +200,7 @@ fn named(kind: Kind, node: &Node) -> Option<ObjectRef> {
         _ => metadata.get("namespace").and_then(Node::as_str).unwrap_or("default"),
     };
     // In a log, lines of a name would pass for lines of the log.
-    if [namespace, name].iter().any(|text| text.contains(char::is_control)) {
+    if [namespace, name].iter().any(|text| text.contains(is_obeyed)) {
         return None;
     }
     Some(ObjectRef { kind, key: ObjectKey::new(namespace, name) })

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use portico_api::change::Change;
 use portico_api::meta::ObjectRef;
 use portico_api::problem::Severity;
+use portico_api::text::one_line;
 use serde::Serialize;
 
 use crate::object::Object;
@@ -16,6 +17,9 @@ use crate::object::Object;
 /// complete, so that ten thousand objects are never in memory twice: an object takes a kilobyte or more until
 /// it is applied, and the allocator hardly ever returns what the queued steps took.
 pub const MAX_CHANGES_PER_STEP: usize = 64;
+
+/// Most characters of a path that a message shows: Linux has no longer ones (PATH_MAX).
+const LONGEST_PATH: usize = 4_096;
 
 /// Changes that belong together.
 ///
@@ -65,7 +69,7 @@ impl fmt::Display for ManifestProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.file {
             // The name of a file may hold anything but a slash and a NUL, line ends too.
-            let name = file.display().to_string().replace(char::is_control, "\u{b7}");
+            let name = one_line(&file.display().to_string(), LONGEST_PATH);
             write!(f, "{name}:")?;
             if self.line != 0 {
                 write!(f, "{}:", self.line)?;
@@ -80,5 +84,24 @@ impl fmt::Display for ManifestProblem {
             write!(f, "; {}", self.remedy)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_file_stays_on_the_line_of_its_problem() {
+        let problem = ManifestProblem {
+            file: Some(Path::new("a\n\u{202e}b.yaml").into()),
+            line: 3,
+            severity: Severity::Error,
+            reason: "syntax",
+            object: None,
+            message: "no".to_owned(),
+            remedy: String::new(),
+        };
+        assert_eq!(problem.to_string(), "a  b.yaml:3: no");
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use portico_dial::text;
+use portico_api::text;
 
 use crate::logging::LogFormat;
 

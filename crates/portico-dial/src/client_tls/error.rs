@@ -9,7 +9,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::time::ASN1Time;
 
 use crate::socket::Route;
-use crate::text::printable;
+use portico_api::text::printable;
 
 /// A handshake that failed.
 #[derive(Debug)]

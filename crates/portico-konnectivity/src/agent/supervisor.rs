@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use portico_dial::text::printable;
+use portico_api::text::printable;
 use portico_dial::{ResolveError, Target};
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::random;

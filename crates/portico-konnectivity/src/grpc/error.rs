@@ -3,7 +3,7 @@
 use std::fmt;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
-use portico_dial::text::printable;
+use portico_api::text::printable;
 use portico_tunnel::connection::cause;
 use portico_wire::Malformed;
 use portico_wire::konnectivity::status::{Code, decode_message, encode_message};

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use portico_dial::text::printable;
+use portico_api::text::printable;
 use portico_net::MemoryBudget;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::fmt::rfc2822::DateTimeParser;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_dial::{ConnectAnyError, DialError, Dialer, Socket, Target, provider};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

@@ -12,7 +12,7 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, uri};
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_net::{Socket, random};
 use thiserror::Error;
 use tokio::sync::{Notify, watch};

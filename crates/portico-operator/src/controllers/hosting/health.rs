@@ -1,7 +1,7 @@
 //! How it stands with the programs of a control plane, from its workloads and pods. Pure.
 
 use portico_api::hosting::Layout;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use serde_json::{Map, Value, json};
 
 /// The program whose readiness is that of the cluster.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use portico_dial::text;
+use portico_api::text;
 use portico_expose::migration::Fact;
 use portico_kube::foreign::{Foreign, ForeignError};
 

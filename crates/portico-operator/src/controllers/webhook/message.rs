@@ -5,7 +5,7 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_kube::json::may_hold_more_than;
 use portico_source::Object;
 use portico_source::object::InvalidObject;

@@ -7,7 +7,7 @@ use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::SETTLED;
 use portico_api::strategy::ExposeStrategy;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_expose::migration::Now;
 use portico_expose::migration::order::Until;
 use portico_kube::Client;

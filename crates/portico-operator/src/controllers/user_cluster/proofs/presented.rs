@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portico_api::api_server_ca::ApiServerCa;
-use portico_dial::text::one_line;
+use portico_api::text::one_line;
 use portico_dial::{Dialer, Target, provider};
 use thiserror::Error;
 use tokio::time::timeout;
