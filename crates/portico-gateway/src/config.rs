@@ -57,7 +57,8 @@ pub struct Config {
     pub max_unauthenticated: u32,
     /// Token reviews under way at a time, over all clusters: each holds a socket and a TLS session.
     pub max_reviews: u32,
-    /// Bytes that requests which wait for a token review may take together. More are refused.
+    /// Bytes that requests which wait for a token review may take together, those of one cluster a quarter.
+    /// More are refused, unless the token has its grace.
     pub review_memory: usize,
     /// Memory of the process, of which the bounds here are parts. For people: nothing is held against it.
     pub memory_limit: usize,

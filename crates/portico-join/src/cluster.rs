@@ -117,7 +117,7 @@ async fn questions(
 }
 
 /// What connects as the kubelet will: through the proxy that this environment names, or through none.
-pub fn dialer(by_environment: bool) -> Result<Dialer, ProxyError> {
+pub(crate) fn dialer(by_environment: bool) -> Result<Dialer, ProxyError> {
     let proxy = if by_environment { ProxySetting::Env } else { ProxySetting::Off };
     Dialer::new(proxy, ProxyFiles::default())
 }

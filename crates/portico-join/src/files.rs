@@ -131,7 +131,7 @@ fn put_as(file: &NewFile, owner: Option<(u32, u32)>) -> anyhow::Result<()> {
 }
 
 /// Does what a move asks for.
-pub fn take(steps: &[Step]) -> anyhow::Result<()> {
+pub(crate) fn take(steps: &[Step]) -> anyhow::Result<()> {
     for step in steps {
         match step {
             Step::Write(file) => rewrite(file)?,
@@ -187,7 +187,7 @@ fn cannot_remove(path: &Path) -> String {
 }
 
 /// The text of a file, if there is one.
-pub fn read(path: &Path) -> anyhow::Result<Option<String>> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<Option<String>> {
     let there = match fs::metadata(path) {
         Ok(there) => there,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

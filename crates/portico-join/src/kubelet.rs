@@ -47,12 +47,12 @@ pub async fn start_unit() -> anyhow::Result<()> {
 }
 
 /// Has systemd end the kubelet, and start it with the files that it has now.
-pub async fn restart() -> anyhow::Result<()> {
+pub(crate) async fn restart() -> anyhow::Result<()> {
     systemctl(&["restart", UNIT]).await
 }
 
 /// Ends the kubelet of this node, and waits until whatever runs it has started another.
-pub async fn ended_and_started(kubeconfig: &Path, node: &str, limit: Duration) -> anyhow::Result<()> {
+pub(crate) async fn ended_and_started(kubeconfig: &Path, node: &str, limit: Duration) -> anyhow::Result<()> {
     // A node may run other clusters in its containers, whose kubelets have the same files there.
     let flags = [format!("--kubeconfig={}", kubeconfig.display()), format!("--hostname-override={node}")];
     let before = running_with(&flags)?;
@@ -178,7 +178,7 @@ pub(crate) async fn end(child: &mut Child) -> anyhow::Result<()> {
 }
 
 /// Whether the kubelet says of itself that it is well.
-pub async fn healthy(address: SocketAddr) -> anyhow::Result<()> {
+pub(crate) async fn healthy(address: SocketAddr) -> anyhow::Result<()> {
     let asking = async {
         let stream = TcpStream::connect(address).await?;
         let request = Request::get("/healthz").header(HOST, address.to_string());

@@ -85,7 +85,7 @@ async fn other_server(paths: &Paths, server: Option<&str>) -> String {
 }
 
 /// With which server the kubelet runs that a `portico join` stays with, or stayed with at last.
-pub fn running(paths: &Paths) -> Option<Running> {
+pub(crate) fn running(paths: &Paths) -> Option<Running> {
     serde_json::from_str(&files::read(&paths.running()).ok()??).ok()
 }
 

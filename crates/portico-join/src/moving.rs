@@ -82,8 +82,18 @@ impl Attempt {
     }
 
     /// Where it comes from.
-    pub fn from(&self) -> &str {
+    pub fn from_server(&self) -> &str {
         &self.files.from
+    }
+
+    /// What is about to happen to the Node `node`, in a sentence.
+    pub fn announcement(&self, node: &str) -> String {
+        let (server, is_new) = (&self.server, self.is_new());
+        let from = if is_new { format!(" from {}", self.from_server()) } else { String::new() };
+        format!(
+            "Node {node} goes{from} to {server}: its kubelet restarts. Containers run on, and the Node stays \
+             Ready; open exec, logs -f and port-forward of this node end"
+        )
     }
 
     /// Whether it goes elsewhere: after a move that was not finished, it may be where it is to go back to.
@@ -119,7 +129,10 @@ impl Machine {
     }
 
     /// Waits until the Node has this label, or nothing is left to be done.
-    pub async fn waits_for_its_turn(&self, turn: &Label, server: &str) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// The files of this machine cannot be read, or do not belong together.
+    pub async fn wait_for_turn(&self, turn: &Label, server: &str) -> anyhow::Result<()> {
         let node = &self.record.node;
         let path = format!("/api/v1/nodes/{node}");
         loop {
@@ -150,10 +163,13 @@ impl Machine {
         }
     }
 
-    /// Holds off a second move of this machine, for as long as it is kept.
-    pub fn alone(&self) -> anyhow::Result<Option<File>> {
+    /// Holds off a second move of this machine, until the file is dropped. `None` if there is no folder of
+    /// its record: then nothing was joined.
+    ///
+    /// # Errors
+    /// Another move is under way.
+    pub fn lock(&self) -> anyhow::Result<Option<File>> {
         let record = self.paths.record();
-        // Without it nothing was joined, which is said later.
         let Some(Ok(folder)) = record.parent().map(File::open) else { return Ok(None) };
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(folder)),
@@ -168,16 +184,16 @@ impl Machine {
     ///
     /// # Errors
     /// The files of this machine cannot be read, or do not belong together.
-    pub async fn tries(&self, server: &str) -> anyhow::Result<Tried> {
+    pub async fn try_server(&self, server: &str) -> anyhow::Result<Tried> {
         let (_, Some(files)) = self.way(server)? else { return Ok(Tried::IsThere) };
-        Ok(match self.reaches(&files.kubeconfig).await {
+        Ok(match self.reach_ready(&files.kubeconfig).await {
             Ok(api) => Tried::Yes(Box::new(Attempt { api, files, server: server.to_owned() })),
             Err(error) => Tried::No(error),
         })
     }
 
     /// TLS, whether it is ready, and whether it knows the kubelet. Returns the way there.
-    async fn reaches(&self, kubeconfig: &str) -> anyhow::Result<Foreign> {
+    async fn reach_ready(&self, kubeconfig: &str) -> anyhow::Result<Foreign> {
         let server = self.reach(kubeconfig).await?;
         server.ready().await.map_err(explained)?;
         // There is none if somebody deleted the Node, which the kubelet makes anew.
@@ -189,7 +205,7 @@ impl Machine {
     ///
     /// # Errors
     /// They do not within `limit`.
-    pub async fn empties(&self, attempt: &Attempt, limit: Duration) -> anyhow::Result<()> {
+    pub async fn drain(&self, attempt: &Attempt, limit: Duration) -> anyhow::Result<()> {
         Draining { api: &attempt.api, node: self.node() }.drain(limit).await
     }
 
@@ -198,21 +214,10 @@ impl Machine {
     ///
     /// # Errors
     /// The API server cannot be asked.
-    pub async fn opens(&self) -> anyhow::Result<()> {
+    pub async fn uncordon(&self) -> anyhow::Result<()> {
         let kubeconfig = files::read(&self.paths.kubeconfig())?.unwrap_or_default();
         let api = self.reach(&kubeconfig).await?;
         Draining { api: &api, node: self.node() }.open().await
-    }
-
-    /// What is about to happen, in a sentence.
-    pub fn announcement(&self, attempt: &Attempt) -> String {
-        let from = if attempt.is_new() { format!(" from {}", attempt.from()) } else { String::new() };
-        format!(
-            "Node {} goes{from} to {}: its kubelet restarts. Containers run on, and the Node stays Ready; \
-             open exec, logs -f and port-forward of this node end",
-            self.node(),
-            attempt.server
-        )
     }
 
     /// Has the kubelet start anew with other files and waits for its proof, or puts all back: also if
@@ -220,15 +225,15 @@ impl Machine {
     ///
     /// # Errors
     /// A file cannot be written. The next move goes on.
-    pub async fn changes(
+    pub async fn restart_with(
         &self,
         attempt: &Attempt,
         asked_to_stop: impl Future<Output = &'static str>,
     ) -> anyhow::Result<Moved> {
         let files = &attempt.files;
-        self.announces(&attempt.api, &self.announcement(attempt)).await;
+        self.announce(&attempt.api, &attempt.announcement(self.node())).await;
         take(&files.begin)?;
-        let mut proof = pin!(self.proves(&files.kubeconfig, &attempt.server));
+        let mut proof = pin!(self.prove(&files.kubeconfig, &attempt.server));
         let proven = tokio::select! {
             proven = &mut proof => proven,
             signal = asked_to_stop => {
@@ -238,14 +243,14 @@ impl Machine {
             }
         };
         if let Err(why) = proven {
-            return Ok(self.puts_back(files, why).await);
+            return Ok(self.put_back(files, why).await);
         }
         take(&files.finish)?;
         Ok(Moved::Done)
     }
 
     /// Says on the Node what is about to happen. It happens also if that cannot be said.
-    async fn announces(&self, api: &Foreign, said: &str) {
+    async fn announce(&self, api: &Foreign, said: &str) {
         let (node, now) = (&self.record.node, Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
         let event = json!({"apiVersion": "v1", "kind": "Event", "type": "Normal", "reason": "KubeletMoves",
             "metadata": {"generateName": format!("{node}."), "namespace": "default"}, "message": said,
@@ -258,7 +263,7 @@ impl Machine {
     }
 
     /// Waits until the kubelet has been started anew, is well, and has renewed its lease.
-    async fn proves(&self, kubeconfig: &str, server: &str) -> anyhow::Result<()> {
+    async fn prove(&self, kubeconfig: &str, server: &str) -> anyhow::Result<()> {
         let started = self.restarted(server).await?;
         let api = self.reach(kubeconfig).await?;
         let mut missing = anyhow!("nothing was seen of it");
@@ -325,7 +330,7 @@ impl Machine {
     }
 
     /// Undoes everything.
-    async fn puts_back(&self, files: &Move, why: Error) -> Moved {
+    async fn put_back(&self, files: &Move, why: Error) -> Moved {
         let back = async {
             take(&files.back)?;
             self.restarted(&files.from).await?;

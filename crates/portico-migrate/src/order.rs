@@ -6,7 +6,7 @@ use portico_expose::migration::order::{Change, Order, change};
 use portico_expose::migration::plan::{MigrationPlan, has_two_doors};
 use portico_kube::Client;
 use portico_kube::patch::{Patched, merge};
-use portico_reach::cluster::{path, read_cluster};
+use portico_reach::cluster::{cluster_path, read_cluster};
 use portico_reach::doors::record;
 
 use crate::plans::LiveSeed;
@@ -22,16 +22,19 @@ pub struct Refusal {
     /// The reason.
     pub why: String,
     /// What would have to be done, where it was looked at.
-    pub page: Option<Box<MigrationPlan>>,
+    pub plan: Option<Box<MigrationPlan>>,
 }
 
 impl From<String> for Refusal {
     fn from(why: String) -> Self {
-        Self { why, page: None }
+        Self { why, plan: None }
     }
 }
 
-/// Writes what is wanted of one cluster, if nothing stands in the way.
+/// Writes what is wanted of one cluster, if nothing stands in the way, or returns what does.
+///
+/// # Errors
+/// The seed cannot be read or written, or somebody else writes the Cluster all the time.
 pub async fn write_order(
     seed: &LiveSeed,
     name: &str,
@@ -49,7 +52,7 @@ pub async fn write_order(
     let to = begins.or(second).unwrap_or(found.expose_strategy);
     let plan = seed.plan(name, to).await?;
     if !has_two_doors(plan.keeper) || begins.is_some() && !plan.blockers.is_empty() {
-        return Ok(Err(Refusal { why: why_not(&plan), page: Some(Box::new(plan)) }));
+        return Ok(Err(Refusal { why: why_not(&plan), plan: Some(Box::new(plan)) }));
     }
     Ok(write(client, name, order).await?.map_err(Refusal::from))
 }
@@ -79,7 +82,7 @@ async fn write(client: &Client, name: &str, order: &Order) -> anyhow::Result<Res
         let Ok(decided) = decided else { return Ok(decided) };
         let Some(mut patch) = decided.patch.clone() else { return Ok(Ok(decided)) };
         patch["metadata"]["resourceVersion"] = object["metadata"]["resourceVersion"].clone();
-        match merge(client, &path(name), MANAGER, &patch, &format!("Cluster {name}")).await? {
+        match merge(client, &cluster_path(name), MANAGER, &patch, &format!("Cluster {name}")).await? {
             Patched::Written(_) => return Ok(Ok(decided)),
             Patched::Conflict => {}
         }

@@ -90,7 +90,7 @@ pub fn plan_of_site(
 pub struct LiveSeed {
     /// Its API.
     pub client: Client,
-    /// How long reading it may take, all together.
+    /// How long listing its objects may take. Each other request to it has a limit of its own.
     pub timeout: Duration,
     /// Port at which clients find the listener that routes by server name.
     pub sni_port: u16,
@@ -122,7 +122,7 @@ impl LiveSeed {
     /// # Errors
     /// The seed cannot be read in time, the Cluster is not there, or no Seed is its own.
     pub async fn plan(&self, cluster: &str, to: ExposeStrategy) -> anyhow::Result<MigrationPlan> {
-        self.plans(Some(cluster)).await?.of(cluster, to).await
+        self.plans(Some(cluster)).await?.plan_of(cluster, to).await
     }
 }
 
@@ -131,7 +131,7 @@ impl Plans<'_> {
     ///
     /// # Errors
     /// The Cluster is not there, or what is its own cannot be read.
-    pub async fn of(&self, cluster: &str, to: ExposeStrategy) -> anyhow::Result<MigrationPlan> {
+    pub async fn plan_of(&self, cluster: &str, to: ExposeStrategy) -> anyhow::Result<MigrationPlan> {
         let (name, client) = (cluster, &self.seed.client);
         let namespace = ClusterName::new(name).namespace();
         let objects = Objects::of(&self.objects, name)?;

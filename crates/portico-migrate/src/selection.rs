@@ -10,6 +10,7 @@ use portico_api::strategy::ExposeStrategy;
 use portico_expose::migration::Now;
 use portico_expose::migration::waves::{AllProgress, Progress};
 use portico_kube::{Client, Selector, list};
+use portico_reach::cluster::CLUSTERS;
 use portico_reach::doors::is_of;
 use serde_json::Value;
 use tokio::time::timeout;
@@ -31,7 +32,7 @@ pub type Selection = BTreeMap<String, Found>;
 ///
 /// # Errors
 /// The seed cannot be read in time, or one of them cannot be used as it is.
-pub async fn look(seed: &LiveSeed, selector: &str) -> anyhow::Result<Selection> {
+pub async fn list_selected(seed: &LiveSeed, selector: &str) -> anyhow::Result<Selection> {
     let limit = seed.timeout;
     let looked = timeout(limit, list_all(&seed.client, selector)).await;
     looked.map_err(|_| anyhow!("listing Clusters with the labels {selector} took more than {limit:?}"))?
@@ -39,9 +40,8 @@ pub async fn look(seed: &LiveSeed, selector: &str) -> anyhow::Result<Selection> 
 
 async fn list_all(client: &Client, selector: &str) -> anyhow::Result<Selection> {
     let mut selected = Ok(Selection::new());
-    let path = "/apis/kubermatic.k8c.io/v1/clusters";
     let what = format!("the Clusters with the labels {selector}");
-    list(client, path, Selector::Labels(selector), &what, |object| {
+    list(client, CLUSTERS, Selector::Labels(selector), &what, |object| {
         keep(&mut selected, |selected| {
             let name = name_of(&object);
             let cluster = serde_json::from_value(object).with_context(|| format!("Cluster {name}"))?;

@@ -4,11 +4,10 @@
 //! `leadership` decides whether they write. `follow`, `installation`, `clusters` and `cache` watch what
 //! they work from, `contention` gives way to other writers, `outage` tells when the seed was away, and
 //! `work_counters` count what each did. [`mesh`] puts on nodes what `portico-preflight` finds between them,
-//! and [`monitored`] knows the control planes whose metrics are read.
+//! and [`monitored`] knows the control planes whose metrics are read, and reads them.
 //!
 //! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
-//! `portico-kube`. Only this crate writes to Kubernetes; bytes pass through the gateway, in another process
-//! with fewer rights.
+//! `portico-kube`. Bytes pass through the gateway, in another process with fewer rights.
 
 mod ask;
 mod cache;

@@ -1,5 +1,6 @@
-//! The way to each cluster of a seed as a chain of links, up to the first that is broken: for `portico why`
-//! and `portico status`; and the paths of the nodes of one, for `portico nodes` ([`nodes`]).
+//! What an operator asks about the clusters of a seed. The way to each is a chain of links, up to the first
+//! that is broken (`portico why`, `portico status`). [`nodes`] has the paths of the nodes of one, [`doors`]
+//! which way in is recorded of it, and [`cluster`] its Cluster.
 //!
 //! Objects are read from the seed's API ([`SeedSnapshot`]); gateways are asked by their admin listener
 //! through that API, so that a kubeconfig is all that is needed; name, TLS and answer are tried from the

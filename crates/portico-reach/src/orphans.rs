@@ -9,6 +9,8 @@ use portico_kube::{Client, Selector, list};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::cluster::CLUSTERS;
+
 /// One object without its Cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Orphan {
@@ -30,7 +32,7 @@ pub(crate) async fn find(client: &Client) -> anyhow::Result<Vec<Orphan>> {
     let path = "/api/v1/persistentvolumes";
     list(client, path, Selector::All, "PersistentVolumes", |it| found.extend(volume(&it))).await?;
     let mut clusters = BTreeSet::new();
-    list(client, "/apis/kubermatic.k8c.io/v1/clusters", Selector::All, "Clusters", |it| {
+    list(client, CLUSTERS, Selector::All, "Clusters", |it| {
         clusters.insert(text(&it, "/metadata/name").to_owned());
     })
     .await?;

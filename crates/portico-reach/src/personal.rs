@@ -23,6 +23,9 @@ use crate::admin::enter;
 /// The signer of certificates that open the API server.
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
+/// The shortest lifetime that Kubernetes accepts.
+pub const SHORTEST: Duration = Duration::from_mins(10);
+
 /// How long the controller manager may take to sign.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -35,12 +38,13 @@ const SLACK: Duration = Duration::from_mins(10);
 /// Most characters of the cluster's words that get into a message.
 const QUOTED: usize = 200;
 
-/// The way that `admin` has, with a certificate of this user, who is in this group. The cluster may sign for
-/// less than `lifetime`, which is reported.
+/// The way that `admin` has, with a certificate of this user, who is in this group: names of 1 to 64
+/// printable letters of ASCII. `lifetime` is [`SHORTEST`] to `i32::MAX` seconds; that the cluster signs for less is
+/// logged.
 ///
 /// # Errors
 /// The cluster does not sign it: why, and what to do.
-pub async fn issue(
+pub async fn sign_for_person(
     admin: Kubeconfig,
     user: &str,
     group: Option<&str>,
@@ -73,7 +77,7 @@ pub async fn issue(
     if let Some(end) = ends(&certificate)
         && end + SLACK < Timestamp::now() + lifetime
     {
-        tracing::warn!("the cluster signs for less than --for asks: the certificate ends at {end:.0}");
+        tracing::warn!("the cluster signs for less than was asked for: the certificate ends at {end:.0}");
     }
     Ok(Kubeconfig { credential: Credential::Certificate(Pair { certificate, key }), ..admin })
 }

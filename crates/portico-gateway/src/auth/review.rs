@@ -4,8 +4,8 @@
 //! the token meanwhile. Reviews under way are bounded, for each cluster and in all, and so are the requests
 //! that wait ([`Waiters`]). Permits are given in the order of requests, and a request waits for [`PATIENCE`]
 //! at most. So a flood of made-up tokens delays the review of a token in use, which waits longer, by
-//! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds. It keeps out tokens that were never
-//! accepted; for the others there is the grace that they have while their API server is away.
+//! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds. The flood keeps out other tokens, unless
+//! they have the grace that they would have while their API server is away.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,8 +39,9 @@ const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
 /// attack.
 pub(super) const MAX_PER_CLUSTER: usize = 8;
 
-/// Requests of one cluster that wait for a verdict. A thousand nodes may come at once.
-pub(super) const MAX_WAITING_PER_CLUSTER: u32 = 2_048;
+/// The part of the memory for requests that wait which those of one cluster may take: an API server that
+/// hangs leaves room for three others that do.
+pub(super) const SHARES: usize = 4;
 
 /// What a request that waits takes beside its token: its stream, its task, and what it asks for.
 pub(super) const WAITER: usize = 3 * 1024;
@@ -177,8 +178,12 @@ impl Reviews {
             return Some(known);
         }
         let Some(_waiter) = self.waiters.enter(token) else {
-            // What it opens rests on it, so it is reviewed again, and a no cuts that.
-            return token.state.has_grace().then_some(Verdict::Accepted);
+            let has_grace = token.state.has_grace();
+            if has_grace {
+                self.warn(token, TOO_MANY, true);
+            }
+            // The stream that it opens rests on it: it is reviewed again while that is open.
+            return has_grace.then_some(Verdict::Accepted);
         };
         // Boxed: what waits for long holds what it needs for that, and no more.
         Some(Box::pin(self.wait(token)).await)
@@ -242,13 +247,17 @@ impl Reviews {
             self.accepted.insert(key, Arc::clone(&token.state));
             self.unverified.invalidate(&key);
         }
-        if let Some(why) = failure
-            && let Some(left_out) = self.log.admit(Some(token.reviewer.cluster()))
-        {
-            let (cluster, accepted) = (token.reviewer.cluster(), verdict == Verdict::Accepted);
-            tracing::warn!(%cluster, %why, accepted, left_out, "cannot review a token");
+        if let Some(why) = failure {
+            self.warn(token, &why, verdict == Verdict::Accepted);
         }
         verdict
+    }
+
+    fn warn(&self, token: &ReviewedToken, why: &str, accepted: bool) {
+        let cluster = token.reviewer.cluster();
+        if let Some(left_out) = self.log.admit(Some(cluster)) {
+            tracing::warn!(%cluster, %why, accepted, left_out, "cannot review a token");
+        }
     }
 
     fn count(&self, answer: &Answer, took: Duration) {
@@ -279,7 +288,8 @@ struct Waiters {
     all: AtomicU32,
     bytes: AtomicUsize,
     most_bytes: usize,
-    clusters: Mutex<HashMap<Tenant, u32>>,
+    /// Bytes by cluster.
+    clusters: Mutex<HashMap<Tenant, usize>>,
 }
 
 /// One of them.
@@ -303,20 +313,20 @@ impl Waiters {
     fn enter<'a>(&'a self, token: &'a ReviewedToken) -> Option<Waiter<'a>> {
         let cluster = token.reviewer.cluster();
         let bytes = WAITER + token.token.secret().len();
+        // The numbers beside change under this lock only.
         let mut clusters = self.clusters();
-        let of_cluster = clusters.entry(cluster.clone()).or_default();
-        let is_full =
-            *of_cluster >= MAX_WAITING_PER_CLUSTER || self.bytes.load(Relaxed) + bytes > self.most_bytes;
-        *of_cluster += 1;
+        let of_cluster = clusters.get(cluster).copied().unwrap_or_default();
+        if of_cluster + bytes > self.most_bytes / SHARES || self.bytes.load(Relaxed) + bytes > self.most_bytes
+        {
+            return None;
+        }
+        clusters.insert(cluster.clone(), of_cluster + bytes);
         self.all.fetch_add(1, Relaxed);
         self.bytes.fetch_add(bytes, Relaxed);
-        drop(clusters);
-        // Dropped at once where it is one too many.
-        let waiter = Waiter { of: self, cluster, bytes };
-        (!is_full).then_some(waiter)
+        Some(Waiter { of: self, cluster, bytes })
     }
 
-    fn clusters(&self) -> MutexGuard<'_, HashMap<Tenant, u32>> {
+    fn clusters(&self) -> MutexGuard<'_, HashMap<Tenant, usize>> {
         // Nothing in here can be left half done by a panic elsewhere.
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -324,12 +334,12 @@ impl Waiters {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
+        let mut clusters = self.of.clusters();
         self.of.all.fetch_sub(1, Relaxed);
         self.of.bytes.fetch_sub(self.bytes, Relaxed);
-        let mut clusters = self.of.clusters();
-        if let Some(count) = clusters.get_mut(self.cluster) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(bytes) = clusters.get_mut(self.cluster) {
+            *bytes -= self.bytes;
+            if *bytes == 0 {
                 clusters.remove(self.cluster);
             }
         }

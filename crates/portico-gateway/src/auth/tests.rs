@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use portico_tunnel::Protocol;
 use tokio::time::{Instant, advance, sleep};
 
-use super::review::{MAX_PER_CLUSTER, MAX_WAITING_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT, WAITER};
+use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT, SHARES, WAITER};
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -192,6 +192,8 @@ impl Drop for Gateway {
 async fn requests_that_wait_hold_no_more_memory_than_they_may_together() {
     let gateway = Arc::new(Gateway::start());
     let others = ApiServer::new("others");
+    gateway.authenticate(&others, "token").await.unwrap();
+    advance(INTERVAL).await;
     let held = WAITER + MAX_TOKEN;
     let most = u32::try_from(REVIEW_MEMORY / held).unwrap();
     let long = |number| format!("{:-<1$}", format!("hangs-{number}"), MAX_TOKEN);
@@ -205,6 +207,7 @@ async fn requests_that_wait_hold_no_more_memory_than_they_may_together() {
     assert_eq!((reviews.waiting, reviews.waiting_bytes), (most, most as usize * held));
     let refused = gateway.authenticate(&others, &long(most)).await;
     assert_eq!(refused.unwrap_err(), Refusal::MaxReviewsWaiting, "by whatever cluster");
+    gateway.authenticate(&others, "token").await.unwrap();
     for task in tasks {
         assert!(task.await.unwrap().is_err());
     }
@@ -212,18 +215,23 @@ async fn requests_that_wait_hold_no_more_memory_than_they_may_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_wait_are_bounded_for_a_cluster_and_keep_out_nobody_that_was_accepted_before() {
+async fn requests_that_wait_are_bounded_for_a_cluster_and_keep_out_no_token_within_its_grace() {
     let (gateway, api, other) = (Arc::new(Gateway::start()), ApiServer::new("a"), ApiServer::new("b"));
     gateway.authenticate(&api, "token").await.unwrap();
+    let long = |number| format!("{:-<1$}", format!("hangs-{number}"), MAX_TOKEN);
+    let most = u32::try_from(REVIEW_MEMORY / SHARES / (WAITER + MAX_TOKEN)).unwrap();
+    let fill = || {
+        let wait = |number| {
+            let (gateway, api) = (Arc::clone(&gateway), Arc::clone(&api));
+            tokio::spawn(async move { gateway.authenticate(&api, &long(number)).await })
+        };
+        (0..most).map(wait).collect::<Vec<_>>()
+    };
     advance(INTERVAL).await;
-    let mut tasks = Vec::new();
-    for number in 0..MAX_WAITING_PER_CLUSTER {
-        let (gateway, api) = (Arc::clone(&gateway), Arc::clone(&api));
-        tasks.push(tokio::spawn(async move { gateway.authenticate(&api, &format!("hangs-{number}")).await }));
-    }
+    let tasks = fill();
     sleep(REVIEW).await;
-    assert_eq!(gateway.identities.reviews().unwrap().waiting, MAX_WAITING_PER_CLUSTER);
-    assert_eq!(gateway.authenticate(&api, "new").await.unwrap_err(), Refusal::MaxReviewsWaiting);
+    assert_eq!(gateway.identities.reviews().unwrap().waiting, most);
+    assert_eq!(gateway.authenticate(&api, &long(most)).await.unwrap_err(), Refusal::MaxReviewsWaiting);
     gateway.authenticate(&other, "new").await.unwrap();
     api.refuse("token");
     let credential = gateway.authenticate(&api, "token").await.unwrap();
@@ -234,6 +242,13 @@ async fn requests_that_wait_are_bounded_for_a_cluster_and_keep_out_nobody_that_w
     sleep(INTERVAL).await;
     assert!(credential.is_revoked(), "what had the grace is reviewed again");
     assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::Unauthenticated);
+
+    gateway.authenticate(&api, "late").await.unwrap();
+    sleep(Duration::from_secs(601)).await;
+    let _waiting = fill();
+    sleep(REVIEW).await;
+    // What is left is less than any request takes.
+    assert_eq!(gateway.authenticate(&api, "late").await.unwrap_err(), Refusal::MaxReviewsWaiting);
 }
 
 #[tokio::test(start_paused = true)]

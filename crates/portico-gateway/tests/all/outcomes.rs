@@ -244,8 +244,8 @@ fn review_failed() {
 fn max_reviews_waiting() {
     let secure = Secure::start("secret,a\n", |config| {
         config.tokens.review = Some(Duration::from_secs(60));
-        // Each takes 3 KiB and its token.
-        config.review_memory = 5 * 3_200;
+        // A cluster has a quarter. Each takes 3 KiB and its token.
+        config.review_memory = 4 * 5 * 3_200;
     });
     let ca = ApiServerCa::parse(&secure.pki.authority().cert()).unwrap();
     // An API server that says nothing.

@@ -33,25 +33,25 @@ const API_SERVER: &str = "kubernetes";
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub enum ScrapeError {
-    /// Not in time.
+    /// The program took too long.
     #[error("no answer within {PATIENCE:?}")]
     Late,
-    /// Nothing to identify with.
+    /// The cluster has given no certificate for its metrics, and the program asks for one.
     #[error("the cluster has no Secret prometheus-kubeconfig that can be used; the operator makes it")]
     NoCredentials,
-    /// No connection.
+    /// The program does not accept connections.
     #[error("connecting: {0}")]
     Connect(#[source] std::io::Error),
-    /// No TLS on it.
+    /// The TLS handshake failed.
     #[error("TLS: {0}")]
     Tls(#[source] std::io::Error),
-    /// No HTTP on it.
+    /// What the program sent is not HTTP, or was cut off.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
-    /// Another status than 200.
+    /// The program answered with another status than 200.
     #[error("the program answered {0}{hint}", hint = hint(*.0))]
     Status(StatusCode),
-    /// More than is read of one program.
+    /// The program answered more than is read of one.
     #[error(transparent)]
     TooLong(#[from] TooLong),
 }
@@ -107,7 +107,7 @@ impl ScrapeCounts {
     }
 
     /// Counts a scrape that has ended, as `word` says.
-    pub fn end(&self, source: Source, word: &'static str) {
+    fn count(&self, source: Source, word: &'static str) {
         *self.lock().entry((source, word)).or_default() += 1;
     }
 
@@ -125,7 +125,7 @@ struct Ending<'a> {
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.counts.end(self.source, self.word);
+        self.counts.count(self.source, self.word);
     }
 }
 

@@ -14,14 +14,15 @@ use portico_api::names::is_object_name;
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::ADMIN_KUBECONFIG;
 use portico_reach::admin::{NoSecret, of_cluster, of_secret};
-use portico_reach::personal::issue;
+use portico_reach::personal::sign_for_person;
 
-mod personal;
-
-use self::personal::Person;
 use crate::args::kubeconfig;
 use crate::daemon;
 use crate::outcome::{Outcome, print};
+
+mod person;
+
+use self::person::Person;
 
 /// `portico kubeconfig`.
 #[derive(Debug, Args)]
@@ -82,7 +83,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         match &flags.personal.user {
             Some(user) => {
                 let Person { group, lifetime, .. } = &flags.personal;
-                issue(admin, user, group.as_deref(), *lifetime).await
+                sign_for_person(admin, user, group.as_deref(), *lifetime).await
             }
             None => Ok(admin),
         }

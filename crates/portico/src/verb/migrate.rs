@@ -66,9 +66,9 @@ async fn carry_out(flags: &Flags, name: &str, order: &Order) -> anyhow::Result<O
     let seed = connect(flags).await?;
     let change = match write_order(&seed, name, order).await? {
         Ok(change) => change,
-        Err(Refusal { why, page }) => {
-            let page = page.map(|plan| format!("{plan}\n")).unwrap_or_default();
-            print(&format!("{page}Cluster {name}: nothing was changed: {why}\n"))?;
+        Err(Refusal { why, plan }) => {
+            let plan = plan.map(|plan| format!("{plan}\n")).unwrap_or_default();
+            print(&format!("{plan}Cluster {name}: nothing was changed: {why}\n"))?;
             return Ok(Outcome::No);
         }
     };

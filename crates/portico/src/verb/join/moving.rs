@@ -57,7 +57,7 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let server = &flags.server.url;
     if let Some(turn) = &flags.turn {
         print(&format!("Node {} waits for its turn: the label {turn}\n", machine.node()))?;
-        machine.waits_for_its_turn(turn, server).await?;
+        machine.wait_for_turn(turn, server).await?;
     }
     let outcome = moves(&machine, server, flags.drain).await?;
     if flags.in_pod && outcome == Outcome::No {
@@ -74,19 +74,19 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 
 /// Moves the kubelet, after the node was emptied if that is asked for, or leaves everything as it is.
 async fn moves(machine: &Machine, server: &str, drain: Option<Duration>) -> anyhow::Result<Outcome> {
-    let _alone = machine.alone()?;
+    let _lock = machine.lock()?;
     let node = machine.node();
-    let attempt = match machine.tries(server).await? {
+    let attempt = match machine.try_server(server).await? {
         Tried::Yes(attempt) => attempt,
         Tried::IsThere => {
-            opens(machine, drain).await?;
+            uncordon(machine, drain).await?;
             print(&format!(
                 "Node {node} is at {server} already: nothing was changed, no kubelet restarted\n"
             ))?;
             return Ok(Outcome::Done);
         }
         Tried::No(error) => {
-            opens(machine, drain).await?;
+            uncordon(machine, drain).await?;
             return no(&format!("{server} is no way for node {node}: {error:#}. Nothing was changed"));
         }
     };
@@ -95,48 +95,48 @@ async fn moves(machine: &Machine, server: &str, drain: Option<Duration>) -> anyh
     if let Some(limit) = drain {
         print(&format!("Node {node} is emptied before its kubelet restarts, within {limit:?}\n"))?;
         let emptied = tokio::select! {
-            emptied = machine.empties(&attempt, limit) => emptied,
+            emptied = machine.drain(&attempt, limit) => emptied,
             signal = daemon.asked_to_stop() => Err(anyhow!("{signal} asked to stop")),
         };
         if let Err(error) = emptied {
-            opens(machine, drain).await?;
+            uncordon(machine, drain).await?;
             return no(&format!("node {node} is not empty: {error:#}. Its kubelet is where it was"));
         }
     }
-    let moved = changes(machine, &attempt, &mut daemon).await;
-    opens(machine, drain).await?;
+    let moved = restart(machine, &attempt, &mut daemon).await;
+    uncordon(machine, drain).await?;
     moved
 }
 
 /// Has the kubelet start anew with other files, or puts all back.
-async fn changes(machine: &Machine, attempt: &Attempt, daemon: &mut Daemon) -> anyhow::Result<Outcome> {
+async fn restart(machine: &Machine, attempt: &Attempt, daemon: &mut Daemon) -> anyhow::Result<Outcome> {
     let (node, server) = (machine.node(), attempt.server());
-    print(&format!("{}\n", machine.announcement(attempt)))?;
-    match machine.changes(attempt, daemon.asked_to_stop()).await? {
+    print(&format!("{}\n", attempt.announcement(node)))?;
+    match machine.restart_with(attempt, daemon.asked_to_stop()).await? {
         Moved::Done => {}
         Moved::PutBack(why) => {
-            let from = attempt.from();
+            let from = attempt.from_server();
             return no(&format!("{why:#}. Everything was put back: the node is at {from} as before"));
         }
         Moved::HalfPutBack(why, error) => {
             return no(&format!(
                 "{why:#}. And not everything could be put back: {error:#}. Once that is seen to, `portico \
                  join move --server {}` goes on",
-                attempt.from()
+                attempt.from_server()
             ));
         }
     }
     print(&format!("Node {node} is at {server}, where its kubelet renews its lease\n"))?;
     if attempt.is_new() {
-        print(&format!("Back again: portico join move --server {}\n", attempt.from()))?;
+        print(&format!("Back again: portico join move --server {}\n", attempt.from_server()))?;
     }
     Ok(Outcome::Done)
 }
 
 /// Lets pods onto the node again, if this program has closed it.
-async fn opens(machine: &Machine, drain: Option<Duration>) -> anyhow::Result<()> {
+async fn uncordon(machine: &Machine, drain: Option<Duration>) -> anyhow::Result<()> {
     let node = machine.node();
-    match machine.opens().await {
+    match machine.uncordon().await {
         Err(error) if drain.is_some() => print(&format!(
             "WARN node {node} may be closed for new pods still: {error:#}; kubectl uncordon {node}\n"
         )),

@@ -47,18 +47,31 @@ impl<F: Fn() -> u64 + Send + Sync + 'static> Collector for Metrics<F> {
 
 #[cfg(test)]
 mod tests {
-    use portico_hosting::monitoring::Source;
+    use std::net::Ipv4Addr;
+
+    use portico_api::names::ClusterName;
+    use portico_hosting::monitoring::{Source, Target};
     use portico_lab::metrics::names;
+    use portico_operator::monitored::Scraper;
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
     use super::*;
 
-    #[test]
-    fn every_metric_is_in_the_manual() {
+    #[tokio::test]
+    async fn every_metric_is_in_the_manual() {
         let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/monitoring.md"));
-        let counts = Arc::new(ScrapeCounts::default());
-        counts.end(Source::Etcd, "ok");
+        let scraper = Scraper::default();
+        // Without credentials nothing is tried, and that is counted.
+        let target = Target {
+            cluster: ClusterName::new("a"),
+            pod: "apiserver".into(),
+            source: Source::ApiServer,
+            address: Ipv4Addr::LOCALHOST.into(),
+            port: 1,
+        };
+        scraper.scrape(&target, None).await.unwrap_err();
+        let counts = scraper.counts();
         let mut registry = Registry::with_prefix("portico");
         registry.register_collector(Box::new(Metrics { known: || 1, counts }));
         let mut metrics = String::new();

@@ -14,7 +14,7 @@ use portico_expose::migration::plan::has_two_doors;
 use portico_expose::migration::waves::{AllProgress, Progress, Tried, Waves};
 use portico_migrate::order::{why_not, write_order};
 use portico_migrate::plans::LiveSeed;
-use portico_migrate::selection::{Found, Selection, look, progress_of_all};
+use portico_migrate::selection::{Found, Selection, list_selected, progress_of_all};
 use tokio::time::{Instant, sleep_until};
 
 use super::flags::{Flags, LONG, connect};
@@ -43,12 +43,12 @@ fn nobody(selector: &str) -> anyhow::Result<Outcome> {
 /// Prints on one line for each what would become of it. The answer is "no" if one of them cannot.
 pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> anyhow::Result<Outcome> {
     let seed = connect(flags).await?;
-    let selection = look(&seed, selector).await?;
+    let selection = list_selected(&seed, selector).await?;
     if selection.is_empty() {
         return nobody(selector);
     }
-    let plans_of_all = seed.plans(None).await?;
-    let (mut plans, mut rows, mut cannot) = (Vec::new(), Vec::new(), 0_usize);
+    let plans = seed.plans(None).await?;
+    let (mut printed, mut rows, mut cannot) = (Vec::new(), Vec::new(), 0_usize);
     for (name, found) in &selection {
         let progress = found.progress(to);
         let mut row = |doors: String, address: &str, begins: &str, why: String| {
@@ -58,7 +58,7 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
             row(to.to_string(), &found.cluster.status.address.url, "is there", String::new());
             continue;
         }
-        let plan = match plans_of_all.of(name, to).await {
+        let plan = match plans.plan_of(name, to).await {
             Ok(plan) => plan,
             Err(error) => {
                 tracing::warn!("Cluster {name}: there is no plan: {error:#}");
@@ -78,10 +78,10 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
             cannot += 1;
             row(doors, address, "cannot", why_not(&plan));
         }
-        plans.push(plan);
+        printed.push(plan);
     }
     match flags.output {
-        OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&plans)?))?,
+        OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&printed)?))?,
         OutputFormat::Table => {
             let table = table::render(["CLUSTER", "STRATEGY", "ADDRESS", "BEGINS", "WHY"], &rows);
             print(&format!("{table}\n{} Clusters, {cannot} of them cannot\n", selection.len()))?;
@@ -110,7 +110,7 @@ pub(super) async fn carry_out(flags: &Flags, selector: &str, order: &Order) -> a
     let seed = connect(flags).await?;
     let limit = flags.wait.unwrap_or(LONG);
     let run = Run { seed, flags, selector, order, limit, deadline: Instant::now() + limit };
-    let selection = look(&run.seed, selector).await?;
+    let selection = list_selected(&run.seed, selector).await?;
     if selection.is_empty() {
         return nobody(selector);
     }
@@ -131,7 +131,7 @@ impl Run<'_> {
         let mut reported = Reported::default();
         loop {
             sleep_until(self.deadline.min(Instant::now() + PAUSE)).await;
-            match look(&self.seed, self.selector).await {
+            match list_selected(&self.seed, self.selector).await {
                 Ok(found) => return Ok(Some(found)),
                 Err(error) => reported.not_seen("the seed", &error)?,
             }

@@ -85,7 +85,7 @@ fn made_up_tokens_of_clients_without_a_certificate_wait_in_little_memory() {
 
 #[test]
 fn made_up_tokens_of_an_authenticated_client_wait_in_little_memory() {
-    show_made_up_tokens(Some("a"), 80, 64);
+    show_made_up_tokens(Some("a"), 5, 1_000);
 }
 
 #[test]

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
+use portico_reach::personal::SHORTEST;
 
 use crate::args::positive_duration;
-
-/// The shortest lifetime that Kubernetes accepts.
-const SHORTEST: Duration = Duration::from_mins(10);
 
 /// The user that the credentials are for.
 #[derive(Debug, Args)]
