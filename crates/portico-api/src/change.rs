@@ -2,6 +2,7 @@
 //!
 //! The words are those of kube-rs: `Apply` and `Delete`. [`Keyed`] says which key names a deleted value.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
@@ -9,7 +10,7 @@ use crate::configuration::KubermaticConfiguration;
 use crate::endpoint_slice::EndpointSlice;
 use crate::exposed_cluster::ExposedCluster;
 use crate::meta::ObjectKey;
-use crate::names::{ClusterName, Tenant};
+use crate::names::{ClusterName, HostName, Tenant};
 use crate::policy::ClusterPolicy;
 use crate::seed::Seed;
 use crate::service::Service;
@@ -77,6 +78,24 @@ impl Keyed for ClusterPolicy {
 
     fn key(&self) -> Tenant {
         self.tenant.clone()
+    }
+}
+
+/// The address of a Service. It has nothing else that could change.
+impl Keyed for IpAddr {
+    type Key = Self;
+
+    fn key(&self) -> Self {
+        *self
+    }
+}
+
+/// A name, which has nothing else that could change.
+impl Keyed for HostName {
+    type Key = Self;
+
+    fn key(&self) -> Self {
+        self.clone()
     }
 }
 

@@ -116,8 +116,13 @@ impl Live {
                         applied.opened_ports.push(*port);
                     }
                 }
-                RouteChange::Kept(name, true) => drop(Arc::make_mut(&mut routes).kept.insert(name.clone())),
-                RouteChange::Kept(name, false) => drop(Arc::make_mut(&mut routes).kept.remove(name)),
+                RouteChange::Kept(change) => {
+                    let kept = &mut Arc::make_mut(&mut routes).kept;
+                    match change {
+                        Change::Apply(name) => kept.insert(name.clone()),
+                        Change::Delete(name) => kept.remove(name),
+                    };
+                }
                 RouteChange::Front(front) => applied.front = Some(front.clone()),
                 RouteChange::Route(Change::Delete(key)) => {
                     Arc::make_mut(&mut routes).remove(key);

@@ -46,7 +46,7 @@ struct Row {
     word: &'static str,
     side: Side,
     alert: Option<Description>,
-    status: u16,
+    status: Option<u16>,
     message: &'static str,
 }
 
@@ -54,7 +54,7 @@ struct Row {
 macro_rules! refusals {
     ($(
         $(#[$doc:meta])*
-        $variant:ident: $word:literal, $side:ident, $alert:expr, $status:literal, $message:literal;
+        $variant:ident: $word:literal, $side:ident, $alert:expr, $status:expr, $message:literal;
     )*) => {
         /// Why a client was not connected.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,76 +80,76 @@ macro_rules! refusals {
 
 refusals! {
     /// The client left, or was gone, before it said where it wants to go: port scans and TCP health checks.
-    ClosedEarly: "closed_early", Downstream, None, 400,
+    ClosedEarly: "closed_early", Downstream, None, None,
         "the client left before it said where it wants to go";
     /// The client said nothing useful within the hello timeout.
-    TooSlow: "too_slow", Downstream, None, 408,
+    TooSlow: "too_slow", Downstream, None, Some(408),
         "the client did not say in time where it wants to go";
     /// The first bytes are no ClientHello, request or PROXY header, whichever was due.
-    Malformed: "malformed", Downstream, None, 400,
+    Malformed: "malformed", Downstream, None, Some(400),
         "the first bytes are not what this listener serves";
     /// A PROXY header from a hop that is not trusted, or a required one missing.
-    ProxyHeader: "proxy_header", Downstream, None, 400,
+    ProxyHeader: "proxy_header", Downstream, None, None,
         "the PROXY header is missing, or its sender is not trusted";
     /// A ClientHello without a server name.
-    NoServerName: "no_server_name", Downstream, Some(Description::UnrecognizedName), 400,
+    NoServerName: "no_server_name", Downstream, Some(Description::UnrecognizedName), None,
         "the ClientHello carries no server name";
     /// A name, authority or port that no Service exposes.
-    Unknown: "unknown", Downstream, Some(Description::UnrecognizedName), 404,
+    Unknown: "unknown", Downstream, Some(Description::UnrecognizedName), Some(404),
         "nothing is exposed under this name";
     /// Exposed, but no endpoint is ready.
-    NotReady: "not_ready", Upstream, Some(Description::InternalError), 503,
+    NotReady: "not_ready", Upstream, Some(Description::InternalError), Some(503),
         "exposed, but no endpoint is ready";
     /// Not on the cluster's allow list.
-    NotAllowed: "not_allowed", Downstream, Some(Description::AccessDenied), 403,
+    NotAllowed: "not_allowed", Downstream, Some(Description::AccessDenied), Some(403),
         "the client's address is not on the allow list of this cluster";
     /// The identity shown opens another cluster.
-    NotAuthorized: "not_authorized", Downstream, None, 403,
+    NotAuthorized: "not_authorized", Downstream, None, Some(403),
         "the client's identity opens nothing under this name";
     /// No identity was shown where one is needed, or none that is valid.
-    Unauthenticated: "unauthenticated", Downstream, None, 401,
+    Unauthenticated: "unauthenticated", Downstream, None, Some(401),
         "the client showed no identity that is valid here";
     /// The API server that knows what the token is worth could not be asked.
-    ReviewFailed: "review_failed", Upstream, None, 503,
+    ReviewFailed: "review_failed", Upstream, None, Some(503),
         "the API server that reviews the token could not be asked";
     /// Too many requests of the cluster or in all wait for a token review.
-    MaxReviewsWaiting: "max_reviews_waiting", Gateway, None, 429,
+    MaxReviewsWaiting: "max_reviews_waiting", Gateway, None, Some(429),
         "too many requests wait for a token review; try again";
     /// The cluster has as many connections as its budget admits.
-    MaxConnections: "max_connections", Gateway, Some(Description::InternalError), 429,
+    MaxConnections: "max_connections", Gateway, Some(Description::InternalError), Some(429),
         "the cluster has reached its maximum of connections";
     /// The connections of the cluster hold as much of the gateway's descriptors or memory as is left.
-    FairShare: "fair_share", Gateway, Some(Description::InternalError), 429,
+    FairShare: "fair_share", Gateway, Some(Description::InternalError), Some(429),
         "the cluster holds as much of what the gateway can carry as is left for all others";
     /// The cluster gets more new connections a second than its budget admits.
-    ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), 429,
+    ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), Some(429),
         "the cluster has reached its maximum of new connections per second";
     /// It had not yet said where it wants to go when its slot was needed for the next connection.
-    MaxHandshakes: "max_handshakes", Gateway, None, 429,
+    MaxHandshakes: "max_handshakes", Gateway, None, None,
         "too many connections are still saying where they want to go";
     /// An unauthenticated connection whose slot was needed for the next one, or that stayed so for too long.
-    MaxUnauthenticated: "unproven", Gateway, None, 429,
+    MaxUnauthenticated: "unproven", Gateway, None, Some(429),
         "too many connections have not shown an identity that is accepted";
     /// A tunnel connection that sent frames which cost work and carry nothing, or one it did not finish.
-    Flood: "flood", Downstream, None, 429,
+    Flood: "flood", Downstream, None, None,
         "the connection sent more than any client needs, or did not finish what it began";
     /// Too many connections of the cluster wait for an endpoint to accept.
-    MaxConnecting: "max_connecting", Gateway, Some(Description::InternalError), 503,
+    MaxConnecting: "max_connecting", Gateway, Some(Description::InternalError), Some(503),
         "too many connections of this cluster wait for an endpoint to accept";
     /// Every endpoint tried refused or was unreachable.
-    ConnectFailed: "connect_failed", Upstream, Some(Description::InternalError), 502,
+    ConnectFailed: "connect_failed", Upstream, Some(Description::InternalError), Some(502),
         "no endpoint accepted the connection";
     /// No endpoint answered in time.
-    ConnectTimedOut: "connect_timed_out", Upstream, Some(Description::InternalError), 504,
+    ConnectTimedOut: "connect_timed_out", Upstream, Some(Description::InternalError), Some(504),
         "no endpoint answered in time";
     /// The endpoint is a listener of this gateway: the connection would come back in.
-    OwnListener: "own_listener", Gateway, Some(Description::InternalError), 508,
+    OwnListener: "own_listener", Gateway, Some(Description::InternalError), Some(508),
         "the endpoint is a listener of this gateway";
     /// This process has no descriptor left for the upstream connection.
-    OutOfDescriptors: "out_of_descriptors", Gateway, Some(Description::InternalError), 503,
+    OutOfDescriptors: "out_of_descriptors", Gateway, Some(Description::InternalError), Some(503),
         "the gateway is out of file descriptors";
     /// Another method than CONNECT.
-    Method: "method", Downstream, None, 405,
+    Method: "method", Downstream, None, Some(405),
         "only CONNECT is served here";
 }
 
@@ -169,8 +169,8 @@ impl Refusal {
         self.row().alert
     }
 
-    /// The HTTP status a CONNECT request gets.
-    pub fn status(self) -> u16 {
+    /// The HTTP status of the response to a CONNECT request; `None` where it gets none.
+    pub fn status(self) -> Option<u16> {
         self.row().status
     }
 
@@ -244,7 +244,8 @@ impl End {
         self.row().1
     }
 
-    /// The error code of the RST_STREAM that an HTTP/2 client gets, if it gets one.
+    /// The error code of the RST_STREAM that an HTTP/2 client gets, if it gets one. The tunnel sends it, to
+    /// which tests compare this.
     pub fn h2_code(self) -> Option<u32> {
         self.row().2
     }

@@ -5,11 +5,13 @@
 //! large; [`error_watch`], [`idle`] and [`linger`] are the parts of that promise that the tunnel's engine
 //! shares; [`meter`] is what either engine reports. [`access`] writes one line a connection, by its
 //! [`ConnectionId`]. [`memory`], [`slots`] and [`permits`] bound what peers hold, [`rate`] and [`line_limit`]
-//! how often they cause something, and [`turn`] lets the tasks of others go first.
+//! how often they cause something, and [`turn`] lets the tasks of others go first. [`memory_limit`] and
+//! [`connections`] read what the kernel says of this process and machine.
 
 pub mod access;
 mod batch;
 mod connection_id;
+pub mod connections;
 pub mod copy;
 pub mod error_watch;
 mod forward_writes;
@@ -17,6 +19,7 @@ pub mod idle;
 pub mod line_limit;
 pub mod linger;
 pub mod memory;
+pub mod memory_limit;
 pub mod meter;
 pub mod permits;
 mod pipe;

@@ -39,8 +39,8 @@ const SLACK: Duration = Duration::from_mins(10);
 const QUOTED: usize = 200;
 
 /// The way that `admin` has, with a certificate of this user, who is in this group: names of 1 to 64
-/// printable letters of ASCII. `lifetime` is [`SHORTEST`] to `i32::MAX` seconds; that the cluster signs for less is
-/// logged.
+/// printable letters of ASCII. `lifetime` is [`SHORTEST`] to `i32::MAX` seconds; that the cluster signs for
+/// less is logged.
 ///
 /// # Errors
 /// The cluster does not sign it: why, and what to do.

@@ -196,7 +196,7 @@ fn unexposed(cluster: usize) -> impl Iterator<Item = IndexChange> {
         let place = u32::try_from(cluster * UNEXPOSED + number).unwrap();
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(172, 16, 0, 0).to_bits() + place).into();
         let slice = slice(cluster, &service.metadata.name, 0);
-        [written(service), sliced(slice), IndexChange::ClusterIp { address, exists: true }]
+        [written(service), sliced(slice), IndexChange::ClusterIp(Change::Apply(address))]
     })
 }
 

@@ -34,7 +34,7 @@ impl RouteIndex {
             IndexChange::Policy(Change::Apply(policy)) => self.set_policy(&policy.key(), Some(policy)),
             IndexChange::Policy(Change::Delete(tenant)) => self.set_policy(&tenant, None),
             IndexChange::PoliciesRequired => self.require_policies(),
-            IndexChange::ClusterIp { address, exists } => self.set_cluster_ip(address, exists),
+            IndexChange::ClusterIp(change) => self.apply_cluster_ip(change),
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use portico_api::change::Change;
 use portico_api::meta::ObjectKey;
 
 use crate::endpoints;
@@ -11,9 +12,12 @@ use crate::index::{RouteIndex, ServiceEntry};
 use crate::route::Endpoints;
 
 impl RouteIndex {
-    pub(crate) fn set_cluster_ip(&mut self, address: IpAddr, exists: bool) {
-        let changed =
-            if exists { self.cluster_ips.insert(address) } else { self.cluster_ips.remove(&address) };
+    pub(crate) fn apply_cluster_ip(&mut self, change: Change<IpAddr>) {
+        let address = change.key();
+        let changed = match change {
+            Change::Apply(address) => self.cluster_ips.insert(address),
+            Change::Delete(address) => self.cluster_ips.remove(&address),
+        };
         if changed && !self.changed_cluster_ips.insert(address) {
             self.changed_cluster_ips.remove(&address);
         }

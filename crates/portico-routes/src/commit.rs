@@ -45,7 +45,8 @@ impl RouteIndex {
         let mut changes = difference.in_order();
         // An owner is found before a wildcard: only what has none needs a word.
         let kept = self.claims.take_kept_changes().into_iter().filter_map(|(key, is_kept)| match key {
-            RouteKey::Host(host) => Some(RouteChange::Kept(host, is_kept)),
+            RouteKey::Host(host) if is_kept => Some(RouteChange::Kept(Change::Apply(host))),
+            RouteKey::Host(host) => Some(RouteChange::Kept(Change::Delete(host))),
             RouteKey::Port(_) | RouteKey::Authority(_) => None,
         });
         changes.extend(kept);

@@ -55,13 +55,8 @@ pub enum IndexChange {
     Policy(Change<Arc<ClusterPolicy>>),
     /// From now on, every cluster has a policy: a Service in the namespace of one without admits nobody.
     PoliciesRequired,
-    /// The address is a ClusterIP of some Service, exposed or not, or no longer.
-    ClusterIp {
-        /// The address.
-        address: IpAddr,
-        /// Whether a Service has it.
-        exists: bool,
-    },
+    /// A ClusterIP of some Service, exposed or not.
+    ClusterIp(Change<IpAddr>),
 }
 
 /// Every object that routes are made of, as far as routes depend on it.

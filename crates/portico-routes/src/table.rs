@@ -100,8 +100,8 @@ pub enum RouteChange {
     Backend(Change<Arc<Backend>>),
     /// A key that leads elsewhere than before, or nowhere any more.
     Route(Change<Route>),
-    /// Whether a server name is kept for a Service that may be made anew: then no wildcard stands for it.
-    Kept(HostName, bool),
+    /// A server name that is kept for a Service that may be made anew: no wildcard stands for it.
+    Kept(Change<HostName>),
     /// How clients from outside reach the gateway, as far as Services say.
     Front(Option<Front>),
 }

@@ -46,7 +46,7 @@ pub(crate) struct Reflector {
     /// The ClusterIPs of all Services, with the number, modulo 256, of the last listing that had each.
     cluster_ips: HashMap<IpAddr, u8>,
     /// ClusterIPs that came (true) or went, and were not taken yet.
-    cluster_ip_changes: Vec<(IpAddr, bool)>,
+    cluster_ip_changes: Vec<Change<IpAddr>>,
     problems: BTreeMap<ObjectRef, ManifestProblem>,
     /// Whether every kind watched from the start has been listed.
     synced: bool,
@@ -119,7 +119,7 @@ impl Reflector {
             watcher::Event::Delete(received) => {
                 if let Ok(Object::Service(service)) = &received.object {
                     let gone = service.cluster_ips().filter(|ip| self.cluster_ips.remove(ip).is_some());
-                    self.cluster_ip_changes.extend(gone.map(|ip| (ip, false)));
+                    self.cluster_ip_changes.extend(gone.map(Change::Delete));
                 }
                 self.forget_problem(&received.reference);
                 self.gone(kind, received.reference);
@@ -133,7 +133,7 @@ impl Reflector {
                 self.changes.extend(held);
                 if kind == Kind::Service {
                     let gone = self.cluster_ips.extract_if(|_, seen| *seen != listing);
-                    self.cluster_ip_changes.extend(gone.map(|(ip, _)| (ip, false)));
+                    self.cluster_ip_changes.extend(gone.map(|(ip, _)| Change::Delete(ip)));
                 }
                 for name in vanished {
                     let object = reference(kind, &name);
@@ -182,13 +182,13 @@ impl Reflector {
         let listing = self.kinds.get(&Kind::Service).map_or(0, |watched| watched.listing);
         for ip in service.cluster_ips() {
             if self.cluster_ips.insert(ip, listing).is_none() {
-                self.cluster_ip_changes.push((ip, true));
+                self.cluster_ip_changes.push(Change::Apply(ip));
             }
         }
     }
 
     /// Takes the ClusterIPs that came or went.
-    pub(crate) fn take_cluster_ips(&mut self) -> Vec<(IpAddr, bool)> {
+    pub(crate) fn take_cluster_ips(&mut self) -> Vec<Change<IpAddr>> {
         std::mem::take(&mut self.cluster_ip_changes)
     }
 

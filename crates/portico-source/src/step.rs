@@ -38,9 +38,8 @@ pub struct Step {
     pub policies_required: bool,
     /// Everything that the source cannot read at present, old and new.
     pub problems: Arc<[ManifestProblem]>,
-    /// ClusterIPs of Services that came (true) or went, of all Services of a Kubernetes API: most of them are
-    /// not among the objects.
-    pub cluster_ips: Vec<(IpAddr, bool)>,
+    /// ClusterIPs of all Services of a Kubernetes API: most of them are not among the objects.
+    pub cluster_ips: Vec<Change<IpAddr>>,
 }
 
 /// A reason why a manifest, or an object of the Kubernetes API, cannot be read.

@@ -65,10 +65,10 @@ impl Pipeline {
         self
     }
 
-    /// Applies ClusterIPs that came (true) or went.
-    pub fn apply_cluster_ips(&mut self, changes: impl IntoIterator<Item = (IpAddr, bool)>) {
-        for (address, exists) in changes {
-            self.index.apply(IndexChange::ClusterIp { address, exists });
+    /// Applies changes of ClusterIPs.
+    pub fn apply_cluster_ips(&mut self, changes: impl IntoIterator<Item = Change<IpAddr>>) {
+        for change in changes {
+            self.index.apply(IndexChange::ClusterIp(change));
         }
     }
 

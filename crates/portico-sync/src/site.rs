@@ -165,7 +165,7 @@ impl Site {
             Object::Service(service) if read_as == ReadAs::Seed => Some(service),
             _ => None,
         });
-        pipeline.apply_cluster_ips(services.flat_map(|service| service.cluster_ips()).map(|ip| (ip, true)));
+        pipeline.apply_cluster_ips(services.flat_map(|service| service.cluster_ips()).map(Change::Apply));
         pipeline.apply(objects.into_iter().map(Change::Apply), true);
         let all_readable = loaded.problems.iter().all(|problem| problem.severity != Severity::Error);
         pipeline.initial_sync_complete(all_readable);

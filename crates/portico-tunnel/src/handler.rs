@@ -10,6 +10,7 @@ use portico_net::MemoryBudget;
 pub use portico_net::{End, Meter, Side};
 use tokio::net::TcpStream;
 
+use crate::server::Failure;
 use crate::server::client_certificate::Presented;
 use crate::token::Token;
 
@@ -57,8 +58,12 @@ pub trait Handler: Send + Sync + 'static {
         std::future::pending()
     }
 
-    /// A request was refused before [`connect`](Self::connect) was called.
-    fn refused(&self, request: &BadRequest);
+    /// A request is refused before [`connect`](Self::connect) was called. Returns the status of its response.
+    fn refused(&self, request: &BadRequest) -> StatusCode;
+
+    /// The status of the response to a request without which the connection would fail in silence: it came
+    /// without TLS, or its slot was needed.
+    fn status_of(&self, failure: &Failure) -> StatusCode;
 }
 
 /// One CONNECT request.
@@ -119,11 +124,6 @@ impl Refusal {
         let text: String = self.reason.chars().map(|c| if fits(c) { c } else { '?' }).collect();
         HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("?"))
     }
-
-    pub(crate) const EVICTED: Self = Self::new(
-        StatusCode::TOO_MANY_REQUESTS,
-        "the gateway needs the slot for others; show an identity that is accepted, or try again",
-    );
 }
 
 /// A request that is refused without asking [`Handler::connect`].
@@ -140,20 +140,17 @@ pub enum BadRequest {
 }
 
 impl BadRequest {
-    /// What the client gets.
+    /// The sentence that the client gets.
     #[must_use]
-    pub const fn refusal(&self) -> Refusal {
+    pub const fn reason(&self) -> &'static str {
         match self {
-            Self::Method => Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "only CONNECT is served here"),
-            Self::Malformed(reason) => Refusal::new(StatusCode::BAD_REQUEST, reason),
-            Self::TooSlow => {
-                Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request head did not come in time")
-            }
-            Self::TooManyWait => Refusal::new(
-                StatusCode::TOO_MANY_REQUESTS,
+            Self::Method => "only CONNECT is served here",
+            Self::Malformed(reason) => reason,
+            Self::TooSlow => "the request head did not come in time",
+            Self::TooManyWait => {
                 "too many requests wait on a connection that has shown no accepted identity; wait for an \
-                 answer",
-            ),
+                 answer"
+            }
         }
     }
 }

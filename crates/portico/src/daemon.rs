@@ -1,8 +1,8 @@
-//! The one way to run a verb that stays: its runtime, its signals, its admin listener, its end.
+//! The one way to run a verb: its runtime, and of one that stays its signals, its admin listener, its end.
 //!
-//! A verb calls [`run`] with a future that owns a [`Daemon`] and an [`Admin`]. The future starts what the
-//! verb serves, waits for [`Daemon::asked_to_stop`], and drains. Threads that move bytes belong to the data
-//! planes; everything else runs on the one thread that called [`run`].
+//! A verb calls [`run`] with a future. That of a verb that stays owns a [`Daemon`] and an [`Admin`]: it starts
+//! what the verb serves, waits for [`Daemon::asked_to_stop`], and drains. Threads that move bytes belong to
+//! the data planes; everything else runs on the one thread that called [`run`].
 
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
@@ -12,26 +12,20 @@ use std::time::Duration;
 use anyhow::Context;
 use portico_admin::server::{self, Name, Pages};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::args::Listen;
-use crate::outcome::Outcome;
 
 /// Descriptors asked for where the hard limit is "unlimited": the kernel allows `fs.nr_open`, a million by
 /// default.
 const UNLIMITED: u64 = 1 << 20;
 
-/// Runs `work` on a runtime of this thread until it ends.
-pub(crate) fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<Outcome> {
-    runtime()?.block_on(work)?;
-    Ok(Outcome::Done)
-}
-
-/// A runtime of this thread, for everything that is not a byte of a client.
-pub(crate) fn runtime() -> anyhow::Result<Runtime> {
-    Builder::new_current_thread().enable_all().build().context("cannot start the control thread")
+/// Runs `work` on a runtime of this thread until it ends: everything that is not a byte of a client.
+pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the control thread")?.block_on(work)
 }
 
 /// What SIGHUP means.

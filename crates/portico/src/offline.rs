@@ -84,7 +84,7 @@ fn list_live(
     namespace: Option<&str>,
     timeout: Duration,
 ) -> anyhow::Result<Loaded> {
-    daemon::runtime()?.block_on(async {
+    daemon::run(async {
         let client = portico_kube::client(kubeconfig).await?;
         anyhow::Ok(list_objects(&client, namespace, timeout).await?)
     })

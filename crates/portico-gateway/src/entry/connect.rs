@@ -13,7 +13,9 @@ use std::task::Poll;
 use portico_net::slots::Slot;
 use portico_net::socket::set_keepalive;
 use portico_net::{MemoryBudget, Meter, copy};
-use portico_tunnel::{BadRequest, Failure, Handler, Presented, Protocol, Request, Served, Settings};
+use portico_tunnel::{
+    BadRequest, Failure, Handler, Presented, Protocol, Request, Served, Settings, StatusCode,
+};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -226,13 +228,19 @@ impl Handler for Connection {
         }
     }
 
-    fn refused(&self, request: &BadRequest) {
-        Attempt::new(self).refuse(match request {
+    fn refused(&self, request: &BadRequest) -> StatusCode {
+        let refusal = match request {
             BadRequest::Method => Refusal::Method,
             BadRequest::Malformed(_) => Refusal::Malformed,
             BadRequest::TooSlow => Refusal::TooSlow,
             BadRequest::TooManyWait => Refusal::MaxUnauthenticated,
-        });
+        };
+        Attempt::new(self).refuse(refusal);
+        status(refusal)
+    }
+
+    fn status_of(&self, failure: &Failure) -> StatusCode {
+        self.refusal_of(failure).map_or(StatusCode::INTERNAL_SERVER_ERROR, status)
     }
 }
 
@@ -259,6 +267,12 @@ impl Connection {
             _ => Refusal::Malformed,
         })
     }
+}
+
+/// The status of the response to a request that is refused.
+fn status(refusal: Refusal) -> StatusCode {
+    let status = refusal.status().and_then(|status| StatusCode::from_u16(status).ok());
+    status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 /// One request on its way to an upstream. If it is dropped while it is `open`, the client has given up first.
@@ -366,10 +380,7 @@ impl<'a> Attempt<'a> {
                 "a tunnel client was turned away"
             );
         }
-        let status = shown.status();
-        let status = portico_tunnel::StatusCode::from_u16(status)
-            .unwrap_or(portico_tunnel::StatusCode::INTERNAL_SERVER_ERROR);
-        portico_tunnel::Refusal { status, reason }
+        portico_tunnel::Refusal { status: status(shown), reason }
     }
 
     fn refuse(&mut self, refusal: Refusal) {

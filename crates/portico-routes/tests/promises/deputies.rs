@@ -44,7 +44,8 @@ fn unexposed(name: &str) -> Service {
 }
 
 fn cluster_ip(exists: bool) -> IndexChange {
-    IndexChange::ClusterIp { address: "10.96.0.7".parse().unwrap(), exists }
+    let address = "10.96.0.7".parse().unwrap();
+    IndexChange::ClusterIp(if exists { Change::Apply(address) } else { Change::Delete(address) })
 }
 
 #[test]

@@ -48,8 +48,8 @@ impl Follower {
                     self.follow_backend(change);
                 }
                 RouteChange::Front(front) => assert_eq!(front.as_ref(), self.index.front()),
-                RouteChange::Kept(name, true) => drop(self.table.kept.insert(name.clone())),
-                RouteChange::Kept(name, false) => assert!(self.table.kept.remove(name)),
+                RouteChange::Kept(Change::Apply(name)) => drop(self.table.kept.insert(name.clone())),
+                RouteChange::Kept(Change::Delete(name)) => assert!(self.table.kept.remove(name)),
                 RouteChange::Route(change) => {
                     assert!(keys.insert(change.key()), "{} twice", change.key());
                     self.follow_route(change);

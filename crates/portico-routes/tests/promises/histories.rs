@@ -47,8 +47,10 @@ impl World {
                 Change::Delete(cluster) => drop(self.policies.remove(cluster)),
             },
             IndexChange::PoliciesRequired => self.policies_required = true,
-            IndexChange::ClusterIp { address, exists: true } => drop(self.cluster_ips.insert(*address)),
-            IndexChange::ClusterIp { address, exists: false } => drop(self.cluster_ips.remove(address)),
+            IndexChange::ClusterIp(of) => match of {
+                Change::Apply(address) => drop(self.cluster_ips.insert(*address)),
+                Change::Delete(address) => drop(self.cluster_ips.remove(address)),
+            },
         }
     }
 
@@ -57,7 +59,8 @@ impl World {
         let slices = self.slices.into_values().map(|slice| IndexChange::EndpointSlice(Change::Apply(slice)));
         let policies = self.policies.into_values().map(|policy| IndexChange::Policy(Change::Apply(policy)));
         let required = self.policies_required.then_some(IndexChange::PoliciesRequired);
-        let addresses = self.cluster_ips.into_iter().map(|address| cluster_ip(address, true));
+        let addresses =
+            self.cluster_ips.into_iter().map(|address| IndexChange::ClusterIp(Change::Apply(address)));
         services.chain(slices).chain(policies).chain(required).chain(addresses).collect()
     }
 
@@ -65,13 +68,14 @@ impl World {
         let services = self.services.into_keys().map(|key| IndexChange::Service(Change::Delete(key)));
         let slices = self.slices.into_keys().map(|key| IndexChange::EndpointSlice(Change::Delete(key)));
         let policies = self.policies.into_keys().map(|cluster| IndexChange::Policy(Change::Delete(cluster)));
-        let addresses = self.cluster_ips.into_iter().map(|address| cluster_ip(address, false));
+        let addresses =
+            self.cluster_ips.into_iter().map(|address| IndexChange::ClusterIp(Change::Delete(address)));
         services.chain(slices).chain(policies).chain(addresses).collect()
     }
 }
 
 fn cluster_ip(address: IpAddr, exists: bool) -> IndexChange {
-    IndexChange::ClusterIp { address, exists }
+    IndexChange::ClusterIp(if exists { Change::Apply(address) } else { Change::Delete(address) })
 }
 
 /// In Kubernetes, as a gateway at the first of the addresses.

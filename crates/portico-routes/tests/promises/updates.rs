@@ -26,7 +26,7 @@ fn changes(index: &mut Follower, changes: impl IntoIterator<Item = IndexChange>)
 fn describe(change: &RouteChange) -> String {
     match change {
         RouteChange::Front(front) => format!("clients come by {front:?}"),
-        RouteChange::Kept(name, kept) => format!("{name} kept: {kept}"),
+        RouteChange::Kept(of) => format!("{} kept: {}", of.key(), matches!(of, Change::Apply(_))),
         RouteChange::Backend(Change::Apply(backend)) => format!("{} has {:?}", backend.id, backend.endpoints),
         RouteChange::Backend(Change::Delete(id)) => format!("{id} is gone"),
         RouteChange::Route(Change::Apply(route)) => format!("{} leads to {}", route.key, route.to),

@@ -172,16 +172,16 @@ fn of_a_service_that_is_not_exposed_the_cluster_ip_is_known_and_what_nodes_lead_
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     assert_eq!(
         reflector.take_cluster_ips(),
-        [(ip("10.0.0.1"), true), (ip("10.0.0.2"), true), (ip("fd00::3"), true)]
+        [Change::Apply(ip("10.0.0.1")), Change::Apply(ip("10.0.0.2")), Change::Apply(ip("fd00::3"))]
     );
     assert_eq!(taken(&mut reflector).0, ["+front", "+port"]);
     // An event of one, and a listing without another.
     let Event::Apply(plain) = service("plain", "ClusterIP", "10.0.0.1") else { panic!("it is one") };
     reflector.apply(KIND, Event::Delete(plain));
-    assert_eq!(reflector.take_cluster_ips(), [(ip("10.0.0.1"), false)]);
+    assert_eq!(reflector.take_cluster_ips(), [Change::Delete(ip("10.0.0.1"))]);
     reflector.apply(KIND, Event::Init);
     reflector.apply(KIND, service("port", "NodePort", "fd00::3"));
     reflector.apply(KIND, Event::InitDone);
-    assert_eq!(reflector.take_cluster_ips(), [(ip("10.0.0.2"), false)]);
+    assert_eq!(reflector.take_cluster_ips(), [Change::Delete(ip("10.0.0.2"))]);
     assert_eq!(taken(&mut reflector).0, ["+port", "-front"]);
 }

@@ -19,6 +19,10 @@ use crate::token::Token;
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
+/// What a client gets whose slot is needed.
+const EVICTED: &str =
+    "the gateway needs the slot for others; show an identity that is accepted, or try again";
+
 /// How long a refused client may take to read the response and close.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -54,7 +58,8 @@ where
         Err(_) => BadRequest::TooSlow,
         Ok(Ok(request)) => match connect_if_wanted(handler, &request).await {
             None => {
-                refuse(stream, &Refusal::EVICTED).await;
+                let status = handler.status_of(&Failure::Evicted);
+                refuse(stream, &Refusal::new(status, EVICTED)).await;
                 return Err(Failure::Evicted);
             }
             Some(Err(refusal)) => {
@@ -71,8 +76,8 @@ where
             }
         },
     };
-    handler.refused(&bad_request);
-    refuse(stream, &bad_request.refusal()).await;
+    let status = handler.refused(&bad_request);
+    refuse(stream, &Refusal::new(status, bad_request.reason())).await;
     Ok(None)
 }
 
@@ -91,8 +96,13 @@ async fn connect_if_wanted<H: Handler>(
 }
 
 /// Tells a client without TLS that it needs TLS.
-pub(crate) async fn refuse_plaintext<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
-    refuse(stream, &Refusal::new(StatusCode::FORBIDDEN, "this listener serves TLS only")).await;
+pub(crate) async fn refuse_plaintext<S, H>(stream: &mut S, handler: &H)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    H: Handler,
+{
+    let status = handler.status_of(&Failure::PlaintextNotServed);
+    refuse(stream, &Refusal::new(status, "this listener serves TLS only")).await;
 }
 
 enum HeadError {

@@ -203,8 +203,8 @@ fn start<H: Handler>(
     } else {
         BadRequest::Malformed("the request names no authority")
     };
-    handler.refused(&bad_request);
-    refuse(respond, &bad_request.refusal());
+    let status = handler.refused(&bad_request);
+    refuse(respond, &Refusal::new(status, bad_request.reason()));
 }
 
 /// A request that has no answer yet. It counts while the client has not authenticated.

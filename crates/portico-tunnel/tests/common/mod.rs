@@ -123,8 +123,22 @@ impl Handler for Routes {
         let _ = self.full.subscribe().wait_for(|full| *full).await;
     }
 
-    fn refused(&self, request: &BadRequest) {
-        self.refusals.lock().unwrap().push(request.refusal().status);
+    fn refused(&self, request: &BadRequest) -> StatusCode {
+        let status = match request {
+            BadRequest::Method => StatusCode::METHOD_NOT_ALLOWED,
+            BadRequest::Malformed(_) => StatusCode::BAD_REQUEST,
+            BadRequest::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            BadRequest::TooManyWait => StatusCode::TOO_MANY_REQUESTS,
+        };
+        self.refusals.lock().unwrap().push(status);
+        status
+    }
+
+    fn status_of(&self, failure: &Failure) -> StatusCode {
+        match failure {
+            Failure::PlaintextNotServed => StatusCode::FORBIDDEN,
+            _ => StatusCode::TOO_MANY_REQUESTS,
+        }
     }
 }
 

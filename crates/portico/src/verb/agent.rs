@@ -94,6 +94,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
             daemon::run(async {
                 control::run(&command.flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await
             })
+            .map(|()| Outcome::Done)
         }
     }
 }

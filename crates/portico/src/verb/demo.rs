@@ -74,7 +74,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     if flags.kubernetes {
         return kubernetes::become_lab(flags.no_workers);
     }
-    daemon::run(demo(flags))
+    daemon::run(demo(flags)).map(|()| Outcome::Done)
 }
 
 async fn demo(flags: &Flags) -> anyhow::Result<()> {

@@ -78,7 +78,7 @@ pub(crate) struct Flags {
 pub(crate) fn run(verb: &Verb) -> anyhow::Result<Outcome> {
     match verb {
         Verb::Install { file } => install(file),
-        Verb::Run(flags) => daemon::runtime()?.block_on(flags.launch()),
+        Verb::Run(flags) => daemon::run(flags.launch()),
     }
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         exposed_clusters: !flags.without_exposed_clusters,
         ..flags.front.settings()
     };
-    daemon::run(flags.front.serve(|client| Operator::front(client, settings)))
+    daemon::run(flags.front.serve(|client| Operator::front(client, settings))).map(|()| Outcome::Done)
 }
 
 impl FrontFlags {

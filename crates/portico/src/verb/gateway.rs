@@ -43,4 +43,5 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         None => {}
     }
     daemon::run(async { control::run(flags, Daemon::start(Hangup::of_terminal())?, |_| ()).await })
+        .map(|()| Outcome::Done)
 }

@@ -86,7 +86,7 @@ Example:
 
 /// Does what is asked for.
 pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
-    daemon::runtime()?.block_on(async {
+    daemon::run(async {
         match &command.verb {
             Some(Verb::Token(flags)) => token::run(flags).await,
             Some(Verb::Move(flags)) => moving::run(flags).await,

@@ -77,7 +77,7 @@ impl AdminFlags {
 
 /// Writes the kubeconfig.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let found = daemon::runtime()?.block_on(async {
+    let found = daemon::run(async {
         let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
         let admin = of_secret(&client, &flags.cluster, &flags.secret).await.map_err(name_another)?;
         match &flags.personal.user {

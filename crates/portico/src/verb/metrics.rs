@@ -44,7 +44,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
             () = watches => {}
             signal = daemon.asked_to_stop() => tracing::info!(%signal, "told to stop"),
         }
-        Ok(())
+        Ok(Outcome::Done)
     })
 }
 

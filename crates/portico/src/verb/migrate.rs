@@ -23,7 +23,7 @@ use self::flags::{LONG, connect};
 
 /// Prints the plan, or does what is asked for.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    daemon::runtime()?.block_on(async {
+    daemon::run(async {
         let order = match (flags.to, flags.rollback) {
             (Some(strategy), _) => Order::To { strategy, settings: settings(flags) },
             (None, true) => Order::Rollback,

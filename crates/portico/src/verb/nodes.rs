@@ -37,7 +37,7 @@ struct Nodes {
 
 /// Prints the table. The answer is "no" if a node is not ready, or lacks its path.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let nodes = daemon::runtime()?.block_on(ask(&flags.cluster))?;
+    let nodes = daemon::run(ask(&flags.cluster))?;
     match flags.output {
         OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&nodes)?))?,
         OutputFormat::Table => print(&nodes.table())?,

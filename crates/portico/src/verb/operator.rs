@@ -210,6 +210,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         });
         serving.await
     })
+    .map(|()| Outcome::Done)
 }
 
 #[cfg(test)]

@@ -23,13 +23,13 @@ use crate::outcome::{Outcome, print};
 /// Tries everything, or answers others.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     if flags.mesh.mesh {
-        return daemon::run(mesh::run(flags));
+        return daemon::run(mesh::run(flags)).map(|()| Outcome::Done);
     }
     let plan = flags.plan()?;
     if flags.listen {
-        return daemon::run(async { listen::listen(respond(flags, &plan)).await });
+        return daemon::run(async { listen::listen(respond(flags, &plan)).await }).map(|()| Outcome::Done);
     }
-    let findings = daemon::runtime()?.block_on(check(flags, &plan))?;
+    let findings = daemon::run(check(flags, &plan))?;
     print(&report::render(flags.output, &findings)?)?;
     let is_no = |status| matches!(status, Status::Failed | Status::Unproven);
     Ok(if findings.iter().any(|finding| is_no(finding.status)) { Outcome::No } else { Outcome::Done })

@@ -59,7 +59,7 @@ struct Row {
 
 /// Prints the table. The answer is "no" if a cluster cannot be reached.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    let (status, text) = daemon::runtime()?.block_on(status(flags))?;
+    let (status, text) = daemon::run(status(flags))?;
     match flags.output {
         OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?,
         OutputFormat::Table => print(&(status.table() + &text))?,

@@ -30,7 +30,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         Some((cluster, node)) => (cluster, Some(node_name(node)?)),
         None => (&*flags.what, None),
     };
-    let (name, chain) = daemon::runtime()?.block_on(async {
+    let (name, chain) = daemon::run(async {
         let seed = flags.seed.read().await?;
         let name = cluster_of(&seed, what)?;
         let chain = match node {

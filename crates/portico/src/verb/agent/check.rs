@@ -64,7 +64,7 @@ pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let Some(settings) = flags.address.settings() else {
         bail!("--address is off: there is nothing to check; name the address an agent would hold");
     };
-    let report = daemon::runtime()?.block_on(check(&settings))?;
+    let report = daemon::run(async { Ok(check(&settings).await?) })?;
     let mut answer = Answer::new(settings.address.to_string(), report);
     if flags.address.no_arp_check {
         answer.warnings.push(Finding { kind: "warning", message: NO_ARP_CHECK.to_owned() });

@@ -24,7 +24,7 @@ pub(super) fn run(
     every: Option<Duration>,
     look: impl AsyncFn() -> anyhow::Result<Vec<Seen>>,
 ) -> anyhow::Result<Outcome> {
-    daemon::runtime()?.block_on(async {
+    daemon::run(async {
         let Some(pause) = every else {
             let seen = look().await?;
             tell(&seen, &[])?;

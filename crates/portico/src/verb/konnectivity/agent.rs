@@ -338,6 +338,7 @@ fn identifiers(query: &str) -> anyhow::Result<HeaderValue> {
 /// Runs an agent.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     daemon::run(async { control::run(flags, Daemon::start(Hangup::of_terminal())?).await })
+        .map(|()| Outcome::Done)
 }
 
 #[cfg(test)]

@@ -235,6 +235,7 @@ impl Flags {
 /// Runs a server.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     daemon::run(async { control::run(flags, Daemon::start(Hangup::of_terminal())?).await })
+        .map(|()| Outcome::Done)
 }
 
 #[cfg(test)]
