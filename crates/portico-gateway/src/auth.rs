@@ -17,6 +17,7 @@ mod tests;
 mod token_review;
 mod tokens;
 mod verdict;
+mod waiters;
 
 use std::borrow::Cow;
 use std::fmt::Write;

@@ -56,7 +56,7 @@ const GONE: u16 = 410;
 
 /// What a watch has to say.
 #[derive(Debug)]
-pub enum Sign<K> {
+pub enum Progress<K> {
     /// An event. A listing is `Init`, the objects, and `InitDone`.
     Event(Event<K>),
     /// Nothing changed, and the API server answers.
@@ -94,17 +94,20 @@ pub fn events<K>(api: Api<K>, only: Option<&str>) -> impl Stream<Item = Result<E
 where
     K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
-    signs(api, only).filter_map(|sign| async {
-        match sign {
-            Ok(Sign::Event(event)) => Some(Ok(event)),
-            Ok(Sign::Alive) => None,
+    progress(api, only).filter_map(|progress| async {
+        match progress {
+            Ok(Progress::Event(event)) => Some(Ok(event)),
+            Ok(Progress::Alive) => None,
             Err(error) => Some(Err(error)),
         }
     })
 }
 
 /// Returns [`events`], and every sign of life between them.
-pub fn signs<K>(api: Api<K>, only: Option<&str>) -> impl Stream<Item = Result<Sign<K>, Error>> + Send + use<K>
+pub fn progress<K>(
+    api: Api<K>,
+    only: Option<&str>,
+) -> impl Stream<Item = Result<Progress<K>, Error>> + Send + use<K>
 where
     K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
@@ -112,7 +115,10 @@ where
 }
 
 /// Returns [`signs`] of the objects whose labels a selector fits.
-pub fn labelled<K>(api: Api<K>, selector: &str) -> impl Stream<Item = Result<Sign<K>, Error>> + Send + use<K>
+pub fn labelled<K>(
+    api: Api<K>,
+    selector: &str,
+) -> impl Stream<Item = Result<Progress<K>, Error>> + Send + use<K>
 where
     K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
@@ -128,7 +134,7 @@ struct Selection {
 fn followed<K>(
     api: Api<K>,
     selection: Selection,
-) -> impl Stream<Item = Result<Sign<K>, Error>> + Send + use<K>
+) -> impl Stream<Item = Result<Progress<K>, Error>> + Send + use<K>
 where
     K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
@@ -196,19 +202,19 @@ impl<K> Watch<K>
 where
     K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
-    async fn next(&mut self) -> Result<Sign<K>, Error> {
+    async fn next(&mut self) -> Result<Progress<K>, Error> {
         sleep(std::mem::take(&mut self.pause)).await;
         match std::mem::replace(&mut self.state, State::Unlisted) {
             State::Unlisted => {
                 self.page = OBJECTS;
                 self.state =
                     State::Listing { objects: Vec::new().into_iter(), next: NextPage::First, count: 0 };
-                Ok(Sign::Event(Event::Init))
+                Ok(Progress::Event(Event::Init))
             }
             State::Listing { mut objects, next, count } => match (objects.next(), next) {
                 (Some(object), next) => {
                     self.state = State::Listing { objects, next, count };
-                    Ok(Sign::Event(Event::InitApply(object)))
+                    Ok(Progress::Event(Event::InitApply(object)))
                 }
                 (None, NextPage::End(version)) => self.listed(version, count),
                 (None, NextPage::First) => self.list(None, count).await,
@@ -219,7 +225,7 @@ where
         }
     }
 
-    async fn list(&mut self, token: Option<String>, count: usize) -> Result<Sign<K>, Error> {
+    async fn list(&mut self, token: Option<String>, count: usize) -> Result<Progress<K>, Error> {
         let params = ListParams {
             limit: Some(self.page),
             continue_token: token.clone(),
@@ -233,7 +239,7 @@ where
                 self.page /= 2;
                 let next = token.map_or(NextPage::First, NextPage::Continue);
                 self.state = State::Listing { objects: Vec::new().into_iter(), next, count };
-                return Ok(Sign::Alive);
+                return Ok(Progress::Alive);
             }
             Ok(Ok(None)) => return self.failed(Error::InitialListFailed(client_error(TooLarge)), None),
             Ok(Err(error)) => return self.failed(Error::InitialListFailed(error), None),
@@ -247,12 +253,12 @@ where
         };
         let count = count + page.items.len();
         self.state = State::Listing { objects: page.items.into_iter(), next, count };
-        Ok(Sign::Alive)
+        Ok(Progress::Alive)
     }
 
     /// Ends a listing, unless there is reason to make it a second time: an API server whose etcd is not
     /// whole yet, or is another one, must not take every object away by one answer.
-    fn listed(&mut self, version: String, count: usize) -> Result<Sign<K>, Error> {
+    fn listed(&mut self, version: String, count: usize) -> Result<Progress<K>, Error> {
         let now = Known { objects: count, version: number(&version) };
         if let Some(doubt) = self.known.doubt(now).filter(|_| !self.doubted) {
             self.doubted = true;
@@ -261,10 +267,10 @@ where
         self.doubted = false;
         self.known = now;
         self.state = State::Listed { version };
-        Ok(Sign::Event(Event::InitDone))
+        Ok(Progress::Event(Event::InitDone))
     }
 
-    async fn start(&mut self, version: String) -> Result<Sign<K>, Error> {
+    async fn start(&mut self, version: String) -> Result<Progress<K>, Error> {
         let params = WatchParams {
             field_selector: self.selection.fields.clone(),
             label_selector: self.selection.labels.clone(),
@@ -279,7 +285,7 @@ where
         match started {
             Ok(events) => {
                 self.state = State::Watching { version, started: Instant::now(), events };
-                Ok(Sign::Alive)
+                Ok(Progress::Alive)
             }
             Err(kube::Error::Api(status)) if status.code == GONE => {
                 self.failed(Error::WatchStartFailed(kube::Error::Api(status)), None)
@@ -293,7 +299,7 @@ where
         version: String,
         started: Instant,
         mut events: BoxStream<'static, kube::Result<WatchEvent<K>>>,
-    ) -> Result<Sign<K>, Error> {
+    ) -> Result<Progress<K>, Error> {
         let Ok(event) = timeout(SILENCE, events.next()).await else {
             return self.failed(Error::WatchFailed(client_error(Silent::Watch)), Some(version));
         };
@@ -305,15 +311,15 @@ where
             Some(Ok(WatchEvent::Deleted(_))) => self.known.objects = self.known.objects.saturating_sub(1),
             _ => {}
         }
-        let (version, sign) = match event {
+        let (version, progress) = match event {
             Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
-                (object.resource_version(), Sign::Event(Event::Apply(object)))
+                (object.resource_version(), Progress::Event(Event::Apply(object)))
             }
             Some(Ok(WatchEvent::Deleted(object))) => {
-                (object.resource_version(), Sign::Event(Event::Delete(object)))
+                (object.resource_version(), Progress::Event(Event::Delete(object)))
             }
             Some(Ok(WatchEvent::Bookmark(bookmark))) => {
-                (Some(bookmark.metadata.resource_version), Sign::Alive)
+                (Some(bookmark.metadata.resource_version), Progress::Alive)
             }
             Some(Ok(WatchEvent::Error(status))) => return self.refused(status.boxed(), version),
             Some(Err(error)) => return self.failed(Error::WatchFailed(error), Some(version)),
@@ -322,7 +328,7 @@ where
             }
             None => {
                 self.state = State::Listed { version };
-                return Ok(Sign::Alive);
+                return Ok(Progress::Alive);
             }
         };
         let Some(version) = version.filter(|version| !version.is_empty()) else {
@@ -330,16 +336,16 @@ where
         };
         self.known.version = number(&version);
         self.state = State::Watching { version, started, events };
-        Ok(sign)
+        Ok(progress)
     }
 
-    fn refused(&mut self, status: Box<Status>, version: String) -> Result<Sign<K>, Error> {
+    fn refused(&mut self, status: Box<Status>, version: String) -> Result<Progress<K>, Error> {
         let version = (status.code != GONE).then_some(version);
         self.failed(Error::WatchError(status), version)
     }
 
     /// Goes on after a pause: with a watch from `version`, else with a list.
-    fn failed(&mut self, error: Error, version: Option<String>) -> Result<Sign<K>, Error> {
+    fn failed(&mut self, error: Error, version: Option<String>) -> Result<Progress<K>, Error> {
         self.failures = self.failures.saturating_add(1);
         self.pause = pause(self.failures);
         self.state = match version {

@@ -13,7 +13,7 @@ use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource as _, ResourceExt};
 use portico_kube::seen::Seen;
-use portico_kube::watch::Sign;
+use portico_kube::watch::Progress;
 
 use crate::follow::recorded;
 use crate::status::StatusHandle;
@@ -103,7 +103,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
         status: StatusHandle,
     ) -> impl Stream<Item = Option<ObjectRef<Seen<K>>>> + Send + use<K, S, F>
     where
-        S: Stream<Item = watcher::Result<Sign<Seen<K>>>> + Send + 'static,
+        S: Stream<Item = watcher::Result<Progress<Seen<K>>>> + Send + 'static,
         F: Fn(&Seen<K>) -> bool + Send + Sync + 'static,
     {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};

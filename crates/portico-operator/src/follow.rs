@@ -17,7 +17,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Resource};
 use portico_kube::error::describe;
-use portico_kube::watch::{Sign, signs};
+use portico_kube::watch::{Progress, progress};
 use serde::de::DeserializeOwned;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch as channel;
@@ -42,12 +42,12 @@ pub(crate) fn follow<T>(
 where
     T: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    recorded(signs(api, None), kind, status)
+    recorded(progress(api, None), kind, status)
 }
 
 /// Yields the events of a watch of `kind`, and records how it does.
 pub(crate) fn recorded<T>(
-    signs: impl Stream<Item = watcher::Result<Sign<T>>> + Send + 'static,
+    signs: impl Stream<Item = watcher::Result<Progress<T>>> + Send + 'static,
     kind: &'static str,
     status: StatusHandle,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<T>>> + Send + 'static
@@ -61,17 +61,17 @@ where
         let now = Instant::now();
         ready(match sign {
             // A listing that begins is no answer yet.
-            Ok(Sign::Event(event @ watcher::Event::Init)) => Some(Ok(event)),
+            Ok(Progress::Event(event @ watcher::Event::Init)) => Some(Ok(event)),
             Ok(sign) => {
-                let listed = matches!(sign, Sign::Event(watcher::Event::InitDone));
+                let listed = matches!(sign, Progress::Event(watcher::Event::InitDone));
                 let healed = failing.take().is_some();
                 status.watch(kind, |watch| watch.worked(listed, healed, now));
                 if healed {
                     info!(kind, "the watch works again");
                 }
                 match sign {
-                    Sign::Event(event) => Some(Ok(event)),
-                    Sign::Alive => None,
+                    Progress::Event(event) => Some(Ok(event)),
+                    Progress::Alive => None,
                 }
             }
             Err(error) => {
@@ -260,7 +260,7 @@ mod tests {
     #[tokio::test]
     async fn a_watch_whose_every_listing_is_refused_never_counts_as_one_that_works() {
         let refused = || Err(watcher::Error::NoResourceVersion);
-        let begins = || Ok(Sign::Event(watcher::Event::<ConfigMap>::Init));
+        let begins = || Ok(Progress::Event(watcher::Event::<ConfigMap>::Init));
         let signs = stream::iter([refused(), begins(), refused(), begins()]);
         let status = StatusHandle::default();
         recorded(signs, "ConfigMap", status.clone()).for_each(|_| ready(())).await;
@@ -274,9 +274,9 @@ mod tests {
         let error = || status.get().watches["ConfigMap"].error.clone();
         let watch = |signs| recorded(stream::iter::<Vec<_>>(signs), "ConfigMap", status.clone());
         let fails = || Err(watcher::Error::NoResourceVersion);
-        let mut one = pin!(watch(vec![fails(), Ok(Sign::Event(watcher::Event::<ConfigMap>::InitDone))]));
+        let mut one = pin!(watch(vec![fails(), Ok(Progress::Event(watcher::Event::<ConfigMap>::InitDone))]));
         one.next().await;
-        watch(vec![Ok(Sign::Event(watcher::Event::InitDone))]).for_each(|_| ready(())).await;
+        watch(vec![Ok(Progress::Event(watcher::Event::InitDone))]).for_each(|_| ready(())).await;
         assert!(error().is_some());
         one.next().await;
         assert_eq!(error(), None);

@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectKey};
 use portico_api::seed::Seed;
-use portico_kube::watch::signs;
+use portico_kube::watch::progress;
 use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
 use thiserror::Error;
@@ -110,7 +110,7 @@ impl<K: ServedKind> Reflector<K> {
         let work = async move {
             let api = Api::<Served<K>>::all_with(client, &());
             let before = Arc::clone(&this);
-            let signs = signs(api, None).inspect(move |sign| {
+            let signs = progress(api, None).inspect(move |sign| {
                 let answers = sign.as_ref().map_or_else(is_not_served, |_| true);
                 if let Some(outage) = &mut outage {
                     outage.sign(answers, Instant::now());

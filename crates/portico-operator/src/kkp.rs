@@ -10,7 +10,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Client, ResourceExt};
 use portico_api::kkp::{DEPLOYMENT, selects_its_pods};
 use portico_kube::seen::Seen;
-use portico_kube::watch::signs;
+use portico_kube::watch::progress;
 use tokio::sync::watch as channel;
 
 use crate::cache::{Cache, api};
@@ -45,7 +45,7 @@ impl KkpWatch {
         let (deployments, writer) = Cache::new();
         let deployments = Arc::new(deployments);
         let (changed, changes) = channel::channel(());
-        let signs = signs(api(client, ""), Some(DEPLOYMENT));
+        let signs = progress(api(client, ""), Some(DEPLOYMENT));
         let followed = Arc::clone(&deployments);
         let (status, installation) = (status.clone(), installation.clone());
         let namespaces = stream::unfold(installation.changes(), async |mut changes| {

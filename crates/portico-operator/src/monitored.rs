@@ -15,7 +15,7 @@ use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_hosting::monitoring::{PODS, SECRET, Source, Target, targets};
 use portico_kube::seen::Seen;
-use portico_kube::watch::{labelled, signs};
+use portico_kube::watch::{labelled, progress};
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::KUBECONFIG;
 use tracing::warn;
@@ -45,7 +45,7 @@ impl Monitored {
         let this = Arc::new(Self { pods: Listed::default(), credentials: Listed::default(), status });
         let (pods, secrets) = (api::<Pod>(client, ""), Api::<Secret>::all(client.clone()));
         let pods = recorded(labelled(pods, PODS), Pod::KIND, this.status.clone());
-        let secrets = recorded(signs(secrets, Some(SECRET)), Secret::KIND, this.status.clone());
+        let secrets = recorded(progress(secrets, Some(SECRET)), Secret::KIND, this.status.clone());
         let known = Arc::clone(&this);
         let work = async move {
             let pods = pods.for_each(|event| {

@@ -9,66 +9,16 @@ use kube::Client;
 use kube::core::Status;
 use portico_api::meta::ObjectKey;
 use portico_expose::exposure::MANAGED_BY;
-use portico_kube::apply::{Applied, ApplyError, apply, make_once};
-use portico_kube::error::describe;
+use portico_kube::apply::{Applied, apply, make_once};
 use portico_kube::seen::Seen;
-use portico_kube::watch::signs;
+use portico_kube::watch::progress;
 use serde_json::Value;
-use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;
 use crate::status::StatusHandle;
-use crate::write::{REQUEST_TIMEOUT, RequestError, WRITE_REFUSED, only_this, request, status};
-
-/// Why an object was not written. Retried with back-off.
-#[derive(Debug, Error)]
-pub(crate) enum WriteError {
-    #[error("{kind}: {}", describe(.source))]
-    Apply { kind: &'static str, source: ApplyError },
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    /// It cannot even be asked for: no certificate can have the names that were configured.
-    #[error("{0}")]
-    Impossible(String),
-    #[error(
-        "{kind} {key} is somebody else's, and nothing is written over it; delete it, and it is made here"
-    )]
-    Foreign { kind: &'static str, key: ObjectKey },
-    #[error("another replica leads by now")]
-    NotLeading,
-}
-
-impl WriteError {
-    fn status(&self) -> Option<&Status> {
-        match self {
-            Self::Apply { source, .. } => status(&source.source),
-            Self::Request(error) => error.status(),
-            Self::Foreign { .. } | Self::Impossible(_) | Self::NotLeading => None,
-        }
-    }
-
-    /// Somebody, perhaps this process, has written the object since it was read.
-    pub(crate) fn is_conflict(&self) -> bool {
-        self.status().is_some_and(Status::is_conflict)
-    }
-
-    /// The object is gone.
-    pub(crate) fn is_not_found(&self) -> bool {
-        self.status().is_some_and(Status::is_not_found)
-    }
-
-    /// The reason of the condition that follows.
-    pub(crate) fn reason(&self) -> &'static str {
-        match self {
-            Self::Impossible(_) => "InvalidConfiguration",
-            Self::Request(error) => error.reason(),
-            Self::Foreign { .. } => "ForeignObject",
-            Self::Apply { .. } | Self::NotLeading => WRITE_REFUSED,
-        }
-    }
-}
+use crate::write::{REQUEST_TIMEOUT, RequestError, WriteError, only_this, request};
 
 /// What is under the name of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +80,7 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
     ) -> (Self, BoxStream<'static, ()>) {
         let (cache, writer) = Cache::new();
         let cache = Arc::new(cache);
-        let signs = signs(api::<K>(client, &key.namespace), Some(&key.name));
+        let signs = progress(api::<K>(client, &key.namespace), Some(&key.name));
         let changes = cache.follow(signs, |_| true, writer, status.clone()).map(drop).boxed();
         (Self { cache, key, backoff: Mutex::default() }, changes)
     }

@@ -9,6 +9,7 @@ use kube::api::{DeleteParams, Preconditions};
 use kube::core::Status;
 use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
+use portico_kube::apply::ApplyError;
 use portico_kube::error::describe;
 use portico_source::Object;
 use portico_source::served::Served;
@@ -54,6 +55,54 @@ impl RequestError {
         match self {
             Self::Failed { source, .. } => source.downcast_ref().and_then(status),
             Self::NoAnswer(_) | Self::Dropped { .. } => None,
+        }
+    }
+}
+
+/// Why an object was not written. Retried with back-off.
+#[derive(Debug, Error)]
+pub(crate) enum WriteError {
+    #[error("{kind}: {}", describe(.source))]
+    Apply { kind: &'static str, source: ApplyError },
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// It cannot even be asked for: no certificate can have the names that were configured.
+    #[error("{0}")]
+    Impossible(String),
+    #[error(
+        "{kind} {key} is somebody else's, and nothing is written over it; delete it, and it is made here"
+    )]
+    Foreign { kind: &'static str, key: ObjectKey },
+    #[error("another replica leads by now")]
+    NotLeading,
+}
+
+impl WriteError {
+    fn status(&self) -> Option<&Status> {
+        match self {
+            Self::Apply { source, .. } => status(&source.source),
+            Self::Request(error) => error.status(),
+            Self::Foreign { .. } | Self::Impossible(_) | Self::NotLeading => None,
+        }
+    }
+
+    /// Somebody, perhaps this process, has written the object since it was read.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.status().is_some_and(Status::is_conflict)
+    }
+
+    /// The object is gone.
+    pub(crate) fn is_not_found(&self) -> bool {
+        self.status().is_some_and(Status::is_not_found)
+    }
+
+    /// The reason of the condition that follows.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Impossible(_) => "InvalidConfiguration",
+            Self::Request(error) => error.reason(),
+            Self::Foreign { .. } => "ForeignObject",
+            Self::Apply { .. } | Self::NotLeading => WRITE_REFUSED,
         }
     }
 }

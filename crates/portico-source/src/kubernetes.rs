@@ -30,7 +30,7 @@ use portico_api::names::ClusterName;
 use portico_api::seed::Seed;
 use portico_api::service::Service;
 use portico_kube::error::describe;
-use portico_kube::watch::{Sign, signs};
+use portico_kube::watch::{Progress, progress};
 use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -450,10 +450,10 @@ fn watch_kind<K: ServedKind>(
         Some(namespace) => Api::namespaced_with(client, namespace, &()),
         None => Api::all_with(client, &()),
     };
-    signs(api, only).map(|sign| {
+    progress(api, only).map(|sign| {
         let event = match sign {
-            Ok(Sign::Alive) => return Message::Alive(K::KIND),
-            Ok(Sign::Event(event)) => event,
+            Ok(Progress::Alive) => return Message::Alive(K::KIND),
+            Ok(Progress::Event(event)) => event,
             Err(error) => return Message::WatchFailed(K::KIND, describe(&error)),
         };
         let event = match event {

@@ -1,8 +1,8 @@
 //! The one way to run a verb: its runtime, and of one that stays its signals, its admin listener, its end.
 //!
-//! A verb calls [`run`] with a future. That of a verb that stays owns a [`Daemon`] and an [`Admin`]: it starts
-//! what the verb serves, waits for [`Daemon::asked_to_stop`], and drains. Threads that move bytes belong to
-//! the data planes; everything else runs on the one thread that called [`run`].
+//! A verb calls [`run`] with a future. That of a verb that stays owns a [`Daemon`] and an [`Admin`]: it
+//! starts what the verb serves, waits for [`Daemon::asked_to_stop`], and drains. Threads that move bytes
+//! belong to the data planes; everything else runs on the one thread that called [`run`].
 
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;

@@ -7,10 +7,9 @@
 //! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds. The flood keeps out other tokens, unless
 //! they have the grace that they would have while their API server is away.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -24,6 +23,7 @@ use super::changes::Changes;
 use super::hash::{Hash, hash};
 use super::token_review::Answer;
 use super::verdict::{ReviewTimes, TokenState, Verdict};
+use super::waiters::Waiters;
 use crate::line_limit::TenantLines;
 
 /// One review, from connect to the last byte of the response.
@@ -38,13 +38,6 @@ const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
 /// Reviews at a time by the API server of one cluster: agents that come back at once must not look like an
 /// attack.
 pub(super) const MAX_PER_CLUSTER: usize = 8;
-
-/// The part of the memory for requests that wait which those of one cluster may take: an API server that
-/// hangs leaves room for three others that do.
-pub(super) const SHARES: usize = 4;
-
-/// What a request that waits takes beside its token: its stream, its task, and what it asks for.
-pub(super) const WAITER: usize = 3 * 1024;
 
 /// After a no to a token that was accepted, the API server is asked once more: one that has just started
 /// answers before it knows its own service accounts and roles.
@@ -157,8 +150,8 @@ impl Reviews {
             failed: counters.failed.load(Relaxed),
             seconds: Duration::from_nanos(counters.nanos.load(Relaxed)).as_secs_f64(),
             buckets: std::array::from_fn(|bucket| counters.buckets[bucket].load(Relaxed)),
-            waiting: self.waiters.all.load(Relaxed),
-            waiting_bytes: self.waiters.bytes.load(Relaxed),
+            waiting: self.waiters.count(),
+            waiting_bytes: self.waiters.bytes(),
             remembered: self.accepted.entry_count() + self.unverified.entry_count(),
         }
     }
@@ -177,7 +170,7 @@ impl Reviews {
         if let Some(known) = token.state.known() {
             return Some(known);
         }
-        let Some(_waiter) = self.waiters.enter(token) else {
+        let Some(_waiter) = self.waiters.enter(token.reviewer.cluster(), token.token.secret().len()) else {
             let has_grace = token.state.has_grace();
             if has_grace {
                 self.warn(token, TOO_MANY, true);
@@ -280,68 +273,4 @@ const TOO_MANY: &str = "too many reviews wait";
 /// The caches know a token by its hash.
 fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {
     hash(&[token.secret().as_bytes(), reviewer.id()])
-}
-
-/// Counts the requests that wait for a verdict, each of which holds memory for seconds.
-#[derive(Debug)]
-struct Waiters {
-    all: AtomicU32,
-    bytes: AtomicUsize,
-    most_bytes: usize,
-    /// Bytes by cluster.
-    clusters: Mutex<HashMap<Tenant, usize>>,
-}
-
-/// One of them.
-struct Waiter<'a> {
-    of: &'a Waiters,
-    cluster: &'a Tenant,
-    bytes: usize,
-}
-
-impl Waiters {
-    fn new(most_bytes: usize) -> Self {
-        Self {
-            all: AtomicU32::default(),
-            bytes: AtomicUsize::default(),
-            most_bytes,
-            clusters: Mutex::default(),
-        }
-    }
-
-    /// `None` if too many wait.
-    fn enter<'a>(&'a self, token: &'a ReviewedToken) -> Option<Waiter<'a>> {
-        let cluster = token.reviewer.cluster();
-        let bytes = WAITER + token.token.secret().len();
-        // The numbers beside change under this lock only.
-        let mut clusters = self.clusters();
-        let of_cluster = clusters.get(cluster).copied().unwrap_or_default();
-        if of_cluster + bytes > self.most_bytes / SHARES || self.bytes.load(Relaxed) + bytes > self.most_bytes
-        {
-            return None;
-        }
-        clusters.insert(cluster.clone(), of_cluster + bytes);
-        self.all.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(bytes, Relaxed);
-        Some(Waiter { of: self, cluster, bytes })
-    }
-
-    fn clusters(&self) -> MutexGuard<'_, HashMap<Tenant, usize>> {
-        // Nothing in here can be left half done by a panic elsewhere.
-        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        let mut clusters = self.of.clusters();
-        self.of.all.fetch_sub(1, Relaxed);
-        self.of.bytes.fetch_sub(self.bytes, Relaxed);
-        if let Some(bytes) = clusters.get_mut(self.cluster) {
-            *bytes -= self.bytes;
-            if *bytes == 0 {
-                clusters.remove(self.cluster);
-            }
-        }
-    }
 }

@@ -9,7 +9,8 @@ use futures_util::future::BoxFuture;
 use portico_tunnel::Protocol;
 use tokio::time::{Instant, advance, sleep};
 
-use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT, SHARES, WAITER};
+use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT};
+use super::waiters::{SHARES, WAITER};
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(60);

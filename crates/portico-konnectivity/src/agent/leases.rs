@@ -13,7 +13,7 @@ use kube::client::Body;
 use kube::core::Status;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
-use portico_kube::watch::{Sign, labelled};
+use portico_kube::watch::{Progress, labelled};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -92,24 +92,24 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
                 is_heard = sign.is_ok();
                 match sign {
                     // It is about to be asked, and has said nothing.
-                    Ok(Sign::Event(Event::Init)) => {
+                    Ok(Progress::Event(Event::Init)) => {
                         is_heard = false;
                         listing.clear();
                         continue;
                     }
-                    Ok(Sign::Event(Event::InitApply(lease))) => {
+                    Ok(Progress::Event(Event::InitApply(lease))) => {
                         listing.insert(lease.name_any(), expires(&lease));
                         continue;
                     }
-                    Ok(Sign::Event(Event::InitDone)) => {
+                    Ok(Progress::Event(Event::InitDone)) => {
                         known = std::mem::take(&mut listing);
                         is_listed = true;
                     }
-                    Ok(Sign::Event(Event::Apply(lease))) => {
+                    Ok(Progress::Event(Event::Apply(lease))) => {
                         known.insert(lease.name_any(), expires(&lease));
                     }
-                    Ok(Sign::Event(Event::Delete(lease))) => drop(known.remove(&lease.name_any())),
-                    Ok(Sign::Alive) => continue,
+                    Ok(Progress::Event(Event::Delete(lease))) => drop(known.remove(&lease.name_any())),
+                    Ok(Progress::Alive) => continue,
                     Err(error) => {
                         shared.counters.lease_failures.fetch_add(1, Relaxed);
                         let remedy = "the agent needs list and watch on leases of coordination.k8s.io there";

@@ -74,13 +74,13 @@ fn status(code: u16) -> Value {
 /// What the watch says, in words, with the seconds since the start, until `count` signs were seen.
 async fn said(api: Api<ConfigMap>, count: usize) -> Vec<String> {
     let begin = Instant::now();
-    let signs = signs(api, None).take(count).map(|sign| {
+    let signs = progress(api, None).take(count).map(|sign| {
         let text = match sign {
-            Ok(Sign::Alive) => "alive".to_owned(),
-            Ok(Sign::Event(Event::Init)) => "init".to_owned(),
-            Ok(Sign::Event(Event::InitDone)) => "done".to_owned(),
-            Ok(Sign::Event(Event::InitApply(object) | Event::Apply(object))) => object.name_any(),
-            Ok(Sign::Event(Event::Delete(object))) => format!("no {}", object.name_any()),
+            Ok(Progress::Alive) => "alive".to_owned(),
+            Ok(Progress::Event(Event::Init)) => "init".to_owned(),
+            Ok(Progress::Event(Event::InitDone)) => "done".to_owned(),
+            Ok(Progress::Event(Event::InitApply(object) | Event::Apply(object))) => object.name_any(),
+            Ok(Progress::Event(Event::Delete(object))) => format!("no {}", object.name_any()),
             Err(error) => crate::error::describe(&error),
         };
         format!("{} {text}", begin.elapsed().as_secs())
@@ -121,7 +121,7 @@ async fn a_watch_that_ends_at_once_is_tried_with_longer_and_longer_pauses() {
     }
     let (api, requests) = api(script);
     let begin = Instant::now();
-    let mut signs = std::pin::pin!(signs(api, None));
+    let mut signs = std::pin::pin!(progress(api, None));
     let mut failures = 0;
     while failures < 8 {
         failures += usize::from(signs.next().await.unwrap().is_err());
@@ -187,7 +187,7 @@ async fn a_list_that_lost_most_objects_or_is_older_is_believed_only_when_repeate
 #[tokio::test(start_paused = true)]
 async fn one_object_is_watched_by_its_name() {
     let (api, requests) = api(vec![list("5", &["a"]), Hangs(vec![])]);
-    let signs: Vec<_> = signs(api, Some("a")).take(5).collect().await;
+    let signs: Vec<_> = progress(api, Some("a")).take(5).collect().await;
     assert!(signs.iter().all(Result::is_ok));
     assert!(requests.lock().unwrap().iter().all(|query| query.contains("metadata.name%3Da")));
 }

@@ -33,9 +33,10 @@ use crate::condition::State;
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
-use crate::slot::{Held, Slot, WriteError};
+use crate::slot::{Held, Slot};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
+use crate::write::WriteError;
 
 mod clock;
 mod context;

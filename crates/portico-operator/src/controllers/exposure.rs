@@ -26,7 +26,7 @@ use portico_expose::exposure::{MANAGED_BY, Reachability};
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use portico_kube::seen::Seen;
-use portico_kube::watch::{labelled, signs};
+use portico_kube::watch::{labelled, progress};
 use portico_source::Object;
 use portico_source::served::Served;
 use tokio::sync::mpsc;
@@ -129,13 +129,13 @@ pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
         follow_written(&exposed, &context, Context::all).boxed(),
         context
             .namespaces
-            .follow(signs(api(&client, ""), None), of_cluster, namespaces_writer, status.clone())
+            .follow(progress(api(&client, ""), None), of_cluster, namespaces_writer, status.clone())
             .map(of_namespace(all(&context)))
             .boxed(),
         context
             .services
             .follow(
-                signs(api(&client, ""), None),
+                progress(api(&client, ""), None),
                 move |service| is_written(service) || is(service, &front),
                 services_writer,
                 status.clone(),

@@ -30,8 +30,8 @@ use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
-use crate::slot::WriteError;
 use crate::work_counters::WorkCounters;
+use crate::write::WriteError;
 
 mod alarms;
 mod context;

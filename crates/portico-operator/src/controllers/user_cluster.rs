@@ -26,7 +26,7 @@ use kube::{Api, Resource, ResourceExt};
 use portico_api::names::ClusterName;
 use portico_kube::leader::while_leading;
 use portico_kube::seen::Seen;
-use portico_kube::watch::signs;
+use portico_kube::watch::progress;
 use portico_pki::inventory::INTERNAL_KUBECONFIG;
 use portico_source::Object;
 use tokio::time::Instant;
@@ -187,7 +187,7 @@ fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<
 /// The clusters whose kubeconfig changed. Its content is not kept: it is read in each pass.
 fn changed_kubeconfigs(context: &Arc<Context>) -> impl Stream<Item = Work> + Send + use<> {
     let secrets = Api::<PartialObjectMeta<Secret>>::all(context.client.clone());
-    let signs = signs(secrets, Some(INTERNAL_KUBECONFIG));
+    let signs = progress(secrets, Some(INTERNAL_KUBECONFIG));
     recorded(signs, "Secret", context.status.clone()).map(|event| {
         let Ok(watcher::Event::Apply(secret) | watcher::Event::Delete(secret)) = event else {
             return Vec::new();

@@ -38,9 +38,10 @@ use crate::follow::pause;
 use crate::issued::Issued;
 use crate::kkp::KkpWatch;
 use crate::manager::Manager;
-use crate::slot::{Held, Slot, WriteError};
+use crate::slot::{Held, Slot};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
+use crate::write::WriteError;
 
 mod message;
 mod register;

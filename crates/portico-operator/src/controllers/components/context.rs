@@ -15,9 +15,10 @@ use tokio::sync::watch as channel;
 use crate::installation::Installation;
 use crate::issued::Issued;
 use crate::kkp::KkpWatch;
-use crate::slot::{Held, Slot, WriteError};
+use crate::slot::{Held, Slot};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
+use crate::write::WriteError;
 
 /// What the controller is to do.
 #[derive(Debug, Clone)]

@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use super::context::Context;
 use super::tunnel::{is_in_the_way, names};
 use crate::condition::State;
-use crate::slot::{Held, Presence, WriteError};
+use crate::slot::{Held, Presence};
+use crate::write::WriteError;
 use crate::write::request;
 
 /// How long a load balancer may take until it has an address. Clouds need one to three minutes.

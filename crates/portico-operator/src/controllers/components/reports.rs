@@ -15,8 +15,8 @@ use super::context::Context;
 use crate::cache::api;
 use crate::condition::{State, condition};
 use crate::installation::reference;
-use crate::slot::WriteError;
 use crate::status::SeedReport;
+use crate::write::WriteError;
 use crate::write::{DEFINITION_OUTDATED, RequestError, request};
 
 /// The condition of a Seed that says how it stands with its gateway.

@@ -19,7 +19,8 @@ use serde_json::json;
 use super::context::Context;
 use crate::condition::State;
 use crate::issued::{Issued, text};
-use crate::slot::{Held, Presence, WriteError};
+use crate::slot::{Held, Presence};
+use crate::write::WriteError;
 
 /// How it stands with the certificate of the tunnel listener.
 pub(super) struct Tunnel {

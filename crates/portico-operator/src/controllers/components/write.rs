@@ -7,7 +7,8 @@ use tracing::info;
 
 use super::context::Context;
 use crate::installation::reference;
-use crate::slot::{Held, Put, WriteError};
+use crate::slot::{Held, Put};
+use crate::write::WriteError;
 use crate::write::{PUT_BACK, part};
 
 impl Context {

@@ -7,7 +7,7 @@ use futures_util::{Stream, StreamExt};
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 use portico_kube::seen::Seen;
-use portico_kube::watch::signs;
+use portico_kube::watch::progress;
 
 use super::Written;
 use crate::cache::{Cache, api};
@@ -33,7 +33,7 @@ impl ExposedWatch {
         let (cache, writer) = Cache::new();
         let cache = Arc::new(cache);
         let changed = Changes::new();
-        let signs = signs(api(client, ""), None);
+        let signs = progress(api(client, ""), None);
         let (followed, tell, status) = (Arc::clone(&cache), changed.clone(), status.clone());
         let work = async move {
             let changes = followed.follow(signs, |_| true, writer, status);

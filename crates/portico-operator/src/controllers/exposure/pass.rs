@@ -98,22 +98,8 @@ impl Context {
         }
 
         let own = cluster.name().namespace();
-        let namespace_seen = self.namespaces.get("", &own);
-        if let Some(seen) = &namespace_seen
-            && !belongs_to(seen, cluster)
-        {
-            let writer = seen.other_writer().unwrap_or("somebody else");
-            let message = format!(
-                "Namespace {own} was made by {writer}, not for this cluster: nothing is written into it. Use \
-                 another name, or, if it is the cluster's own: kubectl label namespace {own} \
-                 {CLUSTER_LABEL}={name}"
-            );
-            return Ok(stopped(false, "NamespaceTaken", message));
-        }
-        let namespace_now = namespace_seen.map(|seen| seen.value());
-        if namespace_now.is_some_and(|seen| seen.pointer("/status/phase") == Some(&json!("Terminating"))) {
-            let message = format!("Namespace {own} is being deleted; it is made anew once it is gone");
-            return Ok(stopped(false, "NamespaceTerminating", message));
+        if let Some(stopped) = self.namespace_in_the_way(cluster) {
+            return Ok(stopped);
         }
         let recorded = found.doors.as_ref().and_then(|doors| doors.agent_ip);
         match self.fill_in(cluster, version, &wanted, recorded).await {
@@ -155,6 +141,25 @@ impl Context {
             Outcome::Done(Box::new(Done { reachability, doors, exposure: wanted, found }))
         } else {
             Outcome::Waits
+        })
+    }
+
+    /// Why nothing can be written into the namespace of a cluster, if so.
+    fn namespace_in_the_way(&self, cluster: &Cluster) -> Option<Outcome> {
+        let (name, own) = (&*cluster.metadata.name, cluster.name().namespace());
+        let seen = self.namespaces.get("", &own)?;
+        if !belongs_to(&seen, cluster) {
+            let writer = seen.other_writer().unwrap_or("somebody else");
+            let message = format!(
+                "Namespace {own} was made by {writer}, not for this cluster: nothing is written into it. Use \
+                 another name, or, if it is the cluster's own: kubectl label namespace {own} \
+                 {CLUSTER_LABEL}={name}"
+            );
+            return Some(stopped(false, "NamespaceTaken", message));
+        }
+        (seen.value().pointer("/status/phase") == Some(&json!("Terminating"))).then(|| {
+            let message = format!("Namespace {own} is being deleted; it is made anew once it is gone");
+            stopped(false, "NamespaceTerminating", message)
         })
     }
 

@@ -19,9 +19,9 @@ use crate::clusters::{ClusterWatch, LastWritten};
 use crate::controllers::exposed::Written;
 use crate::installation::Installation;
 use crate::kkp::KkpWatch;
-use crate::slot::WriteError;
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
+use crate::write::WriteError;
 
 /// The reason of a Cluster that cannot be hosted as it is written.
 pub(super) const INVALID: &str = "InvalidConfiguration";

@@ -23,7 +23,7 @@ use crate::cache::api;
 use crate::clock::ahead;
 use crate::condition::State;
 use crate::controllers::exposure::belongs_to;
-use crate::slot::WriteError;
+use crate::write::WriteError;
 use crate::write::{only_this, request};
 
 /// The finalizer.

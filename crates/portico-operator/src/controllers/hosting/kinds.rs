@@ -23,8 +23,9 @@ use crate::cache::{Cache, api};
 use crate::clusters::Work;
 use crate::contention::RepairBackoffs;
 use crate::controllers::exposure::{in_cluster, of_namespace};
-use crate::slot::{Put, WriteError, delete, put};
+use crate::slot::{Put, delete, put};
 use crate::status::StatusHandle;
+use crate::write::WriteError;
 use crate::write::request;
 
 /// The backoffs of the objects of one cluster.

@@ -37,7 +37,8 @@ use crate::contention::RepairBackoffs;
 use crate::controllers::exposed::reference;
 use crate::controllers::exposure::belongs_to;
 use crate::installation::SeveralConfigurations;
-use crate::slot::{Put, WriteError};
+use crate::slot::Put;
+use crate::write::WriteError;
 use crate::write::{PUT_BACK, part, request};
 
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.

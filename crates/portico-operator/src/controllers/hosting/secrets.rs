@@ -20,7 +20,7 @@ use portico_hosting::{CLUSTER, Digests, digests};
 use portico_kube::apply::Applied;
 use portico_kube::events::{Note, Severity};
 use portico_kube::seen::Seen;
-use portico_kube::watch::signs;
+use portico_kube::watch::progress;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
 
@@ -31,8 +31,9 @@ use crate::clock::{ahead, judged};
 use crate::clusters::Work;
 use crate::controllers::exposed::reference;
 use crate::follow::recorded;
-use crate::slot::{WriteError, applied, made_once};
+use crate::slot::{applied, made_once};
 use crate::status::StatusHandle;
+use crate::write::WriteError;
 use crate::write::{part, request};
 
 /// Reads that are under way at a time, of one cluster.
@@ -67,7 +68,7 @@ pub(super) fn changes(
     let changes = secrets.iter().map(|secret| {
         let api = Api::<PartialObjectMeta<Secret>>::all(client.clone());
         let relists = relists.clone();
-        recorded(signs(api, Some(&secret.name)), KIND, status.clone())
+        recorded(progress(api, Some(&secret.name)), KIND, status.clone())
             .map(move |event| match event {
                 Ok(Event::Apply(seen) | Event::Delete(seen)) => {
                     let cluster = ClusterName::of_namespace(&seen.namespace().unwrap_or_default());

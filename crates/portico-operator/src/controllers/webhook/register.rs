@@ -21,7 +21,8 @@ use tracing::{info, warn};
 use super::server::PATH;
 use super::{Context, Reached};
 use crate::kkp::Kkp;
-use crate::slot::{Held, Presence, Put, WriteError};
+use crate::slot::{Held, Presence, Put};
+use crate::write::WriteError;
 use crate::write::{PUT_BACK, part};
 
 /// Seconds that the API server waits for an answer, before it admits.
