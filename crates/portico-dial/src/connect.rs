@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_told_by_its_title_and_a_text_by_its_first_line() {
+    fn a_page_is_named_by_its_title_and_a_text_by_its_first_line() {
         let page = "<!DOCTYPE html>\n<html><head>\n<TITLE>ERROR: Not\u{130}allowed </TITLE></head>";
         assert_eq!(title(page), "ERROR: Not\u{130}allowed");
         assert_eq!(title("<p>hello"), "");

@@ -8,7 +8,8 @@
 //! `outcome` is the table of every way a connection ends. A `worker` is the thread this happens on.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here
-//! talks to Kubernetes or reads a manifest.
+//! watches objects or reads a manifest. Only `auth` asks Kubernetes: where tokens are reviewed, it posts
+//! TokenReviews to the API servers of clusters.
 
 mod access;
 mod admission;

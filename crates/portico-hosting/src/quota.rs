@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paused_ends_is_not_hosted_or_cannot_be_keeps_no_place() {
+    fn what_is_paused_ends_is_not_hosted_or_cannot_be_takes_no_room() {
         let new = cluster("z", 9);
         let mut others = [cluster("a", 1), cluster("b", 1), cluster("c", 1), cluster("d", 1)];
         others[0].spec.pause = true;

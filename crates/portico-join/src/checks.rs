@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_off_is_told_with_how_much() {
+    fn a_clock_that_is_off_is_reported_with_how_much() {
         let at = |seconds: i64| Timestamp::from_second(1_800_000_000 + seconds).unwrap();
         assert_eq!(clock(at(0), at(60)), None);
         assert!(clock(at(0), at(90)).unwrap().contains("90 s ahead of"));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_that_two_would_make_and_controllers_that_lack_are_told() {
+    fn cgroups_that_two_would_make_and_controllers_that_lack_are_reported() {
         assert_eq!(missing_controllers("cpuset cpu io memory hugetlb pids\n"), None);
         assert_eq!(missing_controllers("cpuset cpu io pids\n").as_deref(), Some("memory"));
         let old = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n";
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn name_servers_that_are_the_machine_itself_are_told() {
+    fn name_servers_that_are_the_machine_itself_are_reported() {
         let finding = |text: &str| name_servers("/etc/resolv.conf", text);
         assert_eq!(finding("nameserver 192.0.2.53\n"), None);
         assert_eq!(finding("nameserver 127.0.0.53\nnameserver 2001:db8::53\n"), None);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_token_is_told_with_how_to_get_another() {
+    fn a_refused_token_is_reported_with_how_to_get_another() {
         let refused = |code| ForeignError::Refused { what: "GET /".into(), code, message: "no".into() };
         assert!(explained(refused(401)).to_string().contains("`portico join token` makes another"));
         assert!(explained(refused(403)).to_string().contains("PorticoUserClusterReady"));

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_that_do_not_resolve_and_lines_that_are_not_known_are_told() {
+    async fn names_that_do_not_resolve_and_lines_that_are_not_known_are_reported() {
         let found = lines("tunnel a_b.invalid:8088\n").await;
         assert!(
             found.starts_with("FAIL no answer at a_b.invalid:8088") && found.contains("DNS that"),

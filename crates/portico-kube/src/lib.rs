@@ -29,5 +29,7 @@ pub use client::{ClientError, client};
 pub use kube::Client;
 pub use read::{Selector, list, read};
 
-/// The name under which Portico writes, in the managed fields of every object it touches.
+/// The name under which Portico writes by itself, in the managed fields of an object. Two write under others.
+/// `portico migrate` has a name of its own, since a person writes by it. [`apply::make_once`] has one that is
+/// nobody else's, so that the second writer gets a conflict.
 pub const FIELD_MANAGER: &str = "portico";

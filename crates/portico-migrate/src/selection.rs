@@ -99,8 +99,8 @@ impl Found {
         let is_still = now == Now::settled(wanted);
         if wanted == target {
             let condition = self.cluster.status.conditions.get(MIGRATING);
-            let is_told = condition.is_none_or(|it| &*it.reason == SETTLED && &*it.status == "True");
-            if is_still && is_told { Progress::There } else { Progress::UnderWay }
+            let is_reported = condition.is_none_or(|it| &*it.reason == SETTLED && &*it.status == "True");
+            if is_still && is_reported { Progress::There } else { Progress::UnderWay }
         } else if is_still {
             Progress::Waits
         } else {

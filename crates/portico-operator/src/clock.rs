@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_is_told_by_bounds_at_which_nothing_flips() {
+    fn a_clock_is_reported_by_bounds_at_which_nothing_flips() {
         let seconds = |seconds| SignedDuration::from_secs(seconds);
         let level = |ahead, before| judged(seconds(ahead), before).map(|(ready, _)| ready);
         for side in [1, -1] {

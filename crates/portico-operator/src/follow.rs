@@ -196,6 +196,9 @@ pub(crate) async fn drive<K, C, E, F>(
     let queue = triggers.inspect(move |objects| queue.add(objects));
     let queue = queue.flat_map(stream::iter).map(Ok::<_, Infallible>);
     let config = controller::Config::default().concurrency(concurrency);
+    // Not `runtime::Controller`, which makes its own watches. Those here have deadlines, one of them feeds
+    // several controllers, and stores keep of objects what comparing needs. A trigger may be no object at
+    // all: who leads, a name that resolves.
     controller::applier(reconcile, retry, context, store, queue, config)
         .for_each(|result| {
             match &result {

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_outage_is_told_once_it_is_over_without_the_silence_before_it() {
+    fn a_long_outage_is_reported_once_it_is_over_without_the_silence_before_it() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let (mut outage, mut outages) = Outage::new();

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn all_words_are_told() {
+    fn all_words_are_named() {
         let text = UnknownWord::new("cni", "cilum", ["Canal", "Cilium"]).to_string();
         assert_eq!(text, "\"cilum\" is no cni; there are Canal, Cilium; did you mean Cilium?");
     }

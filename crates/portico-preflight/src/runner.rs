@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn checks_begin_at_a_pace_and_each_is_told_of() {
+    async fn checks_begin_at_a_pace_and_each_is_reported() {
         // Port 0 is refused by the kernel at once.
         let to = SocketAddr::from(([127, 0, 0, 1], 0));
         let checks: Vec<_> = (0..100).map(|_| What::Tcp { to, tls: None }).collect();

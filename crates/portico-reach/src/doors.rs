@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_migration_is_told_from_the_door_that_is_left_to_the_other() {
+    fn a_migration_is_reported_from_the_door_that_is_left_to_the_other() {
         let waits = json!({"status": "False", "reason": "Opening", "message": "waits for its address"});
         let shown = |cluster: &Cluster, now| migration(cluster, now).map(|it| (it.doors(), it.describe()));
         let text = |doors: &str, shown: &str| Some((doors.to_owned(), shown.to_owned()));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_does_not_fit_its_kind_is_told_by_name() {
+    fn a_record_that_does_not_fit_its_kind_is_reported_by_name() {
         let cluster = cluster("NodePort", &json!({}));
         let error = spec_of(json!({"metadata": {"name": "a"}, "spec": 7}), &cluster).unwrap_err();
         assert_eq!(error.to_string(), "ExposedCluster a");

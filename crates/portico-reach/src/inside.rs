@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_that_finds_something_is_told_and_one_that_does_not_run_is_no_link() {
+    fn a_mesh_that_finds_something_is_reported_and_one_that_does_not_run_is_no_link() {
         let node =
             |status: &str| json!({"status": {"conditions": [{"type": MESH_CONDITION, "status": status}]}});
         assert_eq!(mesh(&json!({})), None);

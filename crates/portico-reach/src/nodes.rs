@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_is_told_with_the_path_of_its_pods_and_the_way_back() {
+    fn each_node_is_named_with_the_path_of_its_pods_and_the_way_back() {
         let direct = said(&[["a", "Ready"], ["b", "Ready,SchedulingDisabled"]]).rows();
         assert!(direct.iter().all(|row| row.ok && row.pods == "direct" && row.way_back == "direct"));
         let mut tunnelled = said(&[["a", "Ready"], ["b", "Ready"], ["c", "Ready"]]);

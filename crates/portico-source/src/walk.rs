@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_fork_are_walked_once_each_and_told() {
+    fn links_that_fork_are_walked_once_each_and_reported() {
         let folder = tempfile::tempdir().unwrap();
         // Two links in each of forty folders: 2^40 paths.
         for depth in 0..40 {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_too_much_is_left_out_as_a_whole_and_told() {
+    fn a_link_to_too_much_is_left_out_as_a_whole_and_reported() {
         let (folder, large) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(folder.path().join("x.yaml"), "").unwrap();
         for number in 0..50 {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_is_called_a_manifest_is_told_and_not_read() {
+    fn a_pipe_that_is_called_a_manifest_is_reported_and_not_read() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe.yaml");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn source_ranges_that_clients_cannot_be_held_against_are_told_of_the_service_in_front() {
+    fn source_ranges_that_clients_cannot_be_held_against_are_reported_for_the_service_in_front() {
         let own = OwnAddresses { addresses: [[10, 1, 0, 1].into()].into(), ports: [6_443].into() };
         let index = IndexSettings { in_kubernetes: true, own, ..IndexSettings::default() };
         let planner = PlannerSettings::new(Mode::Observe);

@@ -151,7 +151,7 @@ fn the_address_is_held_by_the_best_way_the_kernel_has_and_release_leaves_nothing
 }
 
 #[test]
-fn when_no_way_works_each_is_told_with_its_reason() {
+fn when_no_way_works_each_is_reported_with_its_reason() {
     let lab = Lab::start("address-none").unwrap();
     let host = host(&lab, "a");
     ip(&host, "link add portico-peer type bridge");
@@ -162,7 +162,7 @@ fn when_no_way_works_each_is_told_with_its_reason() {
 }
 
 #[test]
-fn every_collision_is_told_not_only_the_first() {
+fn every_collision_is_reported_not_only_the_first() {
     let lab = Lab::start("address-all").unwrap();
     let host = host(&lab, "a");
     ip(&host, "link add envoyagent type bridge");

@@ -222,7 +222,7 @@ async fn a_proxy_without_basic_is_said_to_want_what_is_not_spoken_here() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_in_the_proxys_words() {
+async fn a_refusal_is_reported_in_the_proxys_words() {
     let forbids = format!("proxy http://PROXY forbids CONNECT {GATEWAY}: ");
     let advice = format!("; have {GATEWAY} allowed for CONNECT there");
     for (answer, words) in [

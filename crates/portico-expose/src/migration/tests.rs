@@ -63,7 +63,7 @@ fn brief(now: Now) -> (ExposeStrategy, Option<(ExposeStrategy, MigrationState)>)
 }
 
 #[test]
-fn nodes_that_are_away_are_told_of_until_one_door_is_left_and_hold_nothing_up() {
+fn nodes_that_are_away_are_named_until_one_door_is_left_and_hold_nothing_up() {
     for state in [Quieting, Closing] {
         let now = at(Tunneling, NodePort, state);
         let mut facts = good(now);
@@ -269,7 +269,7 @@ fn the_old_door_closes_after_it_was_unused_for_the_time_asked_for_within_that_st
 }
 
 #[test]
-fn who_used_the_old_door_last_is_named_and_no_time_is_told_of_one_that_is_used_again_and_again() {
+fn who_used_the_old_door_last_is_named_and_no_time_is_said_of_one_that_is_used_again_and_again() {
     let ten = settings("quiet=10m");
     let by = |since| Some(Use::Unused { since: time(since), by: Some("used by 192.0.2.7".to_owned()) });
     for clock in [100, 159] {

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_that_is_no_number_is_told_and_the_seed_is_used() {
+    fn a_quota_that_is_no_number_is_reported_and_the_seed_is_used() {
         let mut seed = read("north", "{}");
         for (value, limit, problems) in [("3", Ok(Some(3)), 0), ("-1", Err("-1"), 1), ("few", Err("few"), 1)]
         {

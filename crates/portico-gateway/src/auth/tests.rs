@@ -239,7 +239,7 @@ async fn requests_that_wait_are_bounded_for_a_cluster_and_keep_out_no_token_with
     for task in tasks {
         assert!(task.await.unwrap().is_err());
     }
-    assert_eq!(gateway.identities.reviews().unwrap().waiting, 0, "every place is given back");
+    assert_eq!(gateway.identities.reviews().unwrap().waiting, 0, "every waiter is gone");
     sleep(INTERVAL).await;
     assert!(credential.is_revoked(), "what had the grace is reviewed again");
     assert_eq!(gateway.authenticate(&api, "token").await.unwrap_err(), Refusal::Unauthenticated);

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_does_not_cost_an_endpoint_its_place() {
+    fn an_endpoint_is_picked_after_one_failure_all_the_same() {
         let all = endpoints(1);
         all[0].failed(Failure::Refused, NOW);
         assert_eq!(port_of(pick(&all, &[], NOW)), Some(1));

@@ -729,7 +729,7 @@ fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stay
     expose(&gateway, &["a", "b"], &endpoint);
     let silent = || {
         let client = Client::new(&gateway, client_tls(&pki, None, b"h2"));
-        // By its answer the connection has its place.
+        // By its answer the connection has its slot.
         assert_eq!(client.refresh(&authority("a")).0, 401);
         client
     };

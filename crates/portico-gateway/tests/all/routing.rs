@@ -158,7 +158,7 @@ fn a_port_that_is_taken_is_reported_and_opened_once_it_is_free() {
 }
 
 #[test]
-fn a_service_that_asks_for_a_port_of_the_gateway_itself_is_told_so_and_keeps_nobody_from_starting() {
+fn a_service_that_asks_for_a_port_of_the_gateway_itself_is_reported_and_keeps_nobody_from_starting() {
     let port = free_port();
     let [endpoint, other] = [Endpoint::new(), Endpoint::new()];
     let service = Service::new("a", &[endpoint.address]).port(port);
@@ -351,7 +351,7 @@ fn a_cluster_over_its_budget_is_refused_and_its_neighbour_is_not() {
     assert_eq!(refused(&gateway, Refusal::MaxConnections), 1);
     let _neighbour = pair(&gateway, &b, "b.example.com");
     drop(first);
-    eventually("a place is free", || gateway.connections().len() == 2);
+    eventually("there is room for one", || gateway.connections().len() == 2);
     let _third = pair(&gateway, &a, "a.example.com");
 }
 

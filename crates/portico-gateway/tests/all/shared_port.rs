@@ -155,8 +155,8 @@ fn a_client_that_stays_silent_holds_no_slot_longer_than_on_a_port_of_its_own() {
     let mut begins = shared.tls(Some("gateway.test"), &[]);
     begins.conn.write_tls(&mut begins.sock).unwrap();
     eventually("a handshake that does not go on is counted", || shared.count(Refusal::TooSlow) == 2);
-    // A place is given back after the refusal is counted.
-    eventually("no place is held", || shared.gateway.shared().totals().handshakes == 0);
+    // A slot is given back after the refusal is counted.
+    eventually("no slot is held", || shared.gateway.shared().totals().handshakes == 0);
 }
 
 /// Type of a frame (RFC 9113 section 6.8).
@@ -183,9 +183,9 @@ fn who_proves_nothing_on_a_shared_port_makes_room_for_the_next() {
     });
     let silent = || {
         let mut client = shared.tls(Some("gateway.test"), &[b"h2"]);
-        // Preface and empty SETTINGS; and SETTINGS of the gateway, by which the connection has its place.
+        // Preface and empty SETTINGS; and SETTINGS of the gateway, by which the connection has its slot.
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
-        eventually("it has a place", || shared.gateway.shared().totals().handshakes == 0);
+        eventually("it has its slot", || shared.gateway.shared().totals().handshakes == 0);
         client
     };
     let mut first = silent();

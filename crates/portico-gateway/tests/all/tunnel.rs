@@ -268,14 +268,14 @@ fn clients_that_never_ask_are_counted_by_what_they_did() {
     eventually("silence is counted", || count(&gateway, Refusal::TooSlow) == 1);
     connect(tunnel_address(&gateway)).write_all(b"\x16\x03\x01").unwrap();
     eventually("TLS without a certificate is counted", || count(&gateway, Refusal::Malformed) == 1);
-    eventually("no handshake place is held", || gateway.shared().totals().handshakes == 0);
+    eventually("no handshake slot is held", || gateway.shared().totals().handshakes == 0);
 }
 
 #[test]
 fn a_connection_that_rests_holds_no_handshake_slot() {
     let gateway = start(tunnel_config());
     let _client = Client::plaintext(&gateway);
-    eventually("the place is given back", || {
+    eventually("the slot is given back", || {
         let totals = gateway.shared().totals();
         totals.accepted == 1 && totals.handshakes == 0
     });

@@ -80,7 +80,7 @@ fn another_address_restarts_the_proxies_and_nothing_else() {
 }
 
 #[test]
-fn while_all_are_told_of_an_address_no_node_that_is_away_holds_up_the_proxies() {
+fn while_a_new_address_is_made_known_no_node_that_is_away_holds_up_the_proxies() {
     let cluster = cluster("dedicated", &everything("dedicated"));
     let at_once = |is_new: bool| {
         let found = found_with(&cluster, &settings(), Reach { is_new, ..REACH });
@@ -93,7 +93,7 @@ fn while_all_are_told_of_an_address_no_node_that_is_away_holds_up_the_proxies() 
 }
 
 #[test]
-fn another_way_of_agents_is_told_to_machines_and_restarts_nothing() {
+fn another_way_of_agents_is_reported_to_machines_and_restarts_nothing() {
     let cluster = cluster("dedicated", &everything("dedicated"));
     let ways = [Way { purpose: Purpose::Tunnel, address: "a.north.example.com:8088".into() }];
     let (before, after) =

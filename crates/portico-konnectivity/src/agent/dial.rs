@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_out_is_told_in_words_that_become_status_504() {
+    fn a_time_out_is_reported_in_words_that_become_status_504() {
         let slow = io::Error::from(io::ErrorKind::TimedOut);
         let refused = not_connected("tcp", "192.0.2.1:80".parse().unwrap(), &slow);
         assert_eq!(

@@ -123,7 +123,7 @@ fn an_object_is_ours_if_portico_applied_it() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_host_and_port_is_refused_at_once_and_no_password_in_it_is_told() {
+async fn a_server_that_is_no_host_and_port_is_refused_at_once_and_no_password_in_it_is_reported() {
     let authority = Authority::new("a").unwrap();
     for server in ["https://:443", "https://a:99999", "https://me:secret@a:443"] {
         let refused = Foreign::new(&kubeconfig(server, &authority), Dialer::direct()).await.err().unwrap();

@@ -244,7 +244,7 @@ async fn who_may_not_hold_a_lease_neither_takes_nor_keeps_it_and_takes_one_of_a_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_did_not_renew_in_time_writes_nothing_before_it_is_told() {
+async fn a_replica_that_did_not_renew_in_time_writes_nothing_before_it_hears_of_it() {
     let leads = watch::Sender::new(Leads { until: Some(Instant::now() + RENEW_DEADLINE) });
     let mut writes = 0;
     let pass = async {

@@ -1,8 +1,10 @@
 //! Stories on this machine: hosts in namespaces, real Kubernetes, real peers.
 //!
-//! [`shared_seed`] runs the stories that leave their seed whole on one seed; [`tunnel`] and [`konnectivity`]
-//! break their own on purpose. The others have hosts and API servers without a seed. Stories that start a
-//! Kubernetes take turns ([`turn`]): two of them on two cores would test each other's patience.
+//! [`shared_seed`] runs the stories that leave their seed whole on one seed. [`tunnel`], [`konnectivity`] and
+//! [`operated`] break their own on purpose. The bars and the long migrations of [`hosted`] have theirs to
+//! themselves, and [`demo`] has that of the program that it starts. The others have hosts and API servers
+//! without a seed. Stories that start a Kubernetes take turns ([`turn`]): two of them on two cores would test
+//! each other's patience.
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on ends here")]
 
 mod demo;

@@ -124,11 +124,11 @@ async fn one_seed_makes_its_gateway_and_it_stays_so() {
     nothing_is_written_at_rest(kubectl, &operator);
     operator.stop().await;
     another_image_is_written_to_the_deployment_alone(kubectl, &client).await;
-    a_load_balancer_without_address_is_told_after_a_while_and_heals(kubectl, &client).await;
+    a_load_balancer_without_address_is_reported_after_a_while_and_heals(kubectl, &client).await;
     let operator = start(&client, "third");
     settings_of_the_seed_are_carried(kubectl);
     what_an_admin_breaks_heals(kubectl);
-    a_lost_authority_is_told_and_not_made_anew(kubectl, &operator);
+    a_lost_authority_is_reported_and_not_made_anew(kubectl, &operator);
     a_certificate_of_others_is_judged(kubectl);
     of_two_seeds_none_is_chosen(kubectl);
     without_a_gateway_nothing_is_left(kubectl);
@@ -208,7 +208,10 @@ async fn another_image_is_written_to_the_deployment_alone(kubectl: &Kubectl, cli
 }
 
 /// Nothing gives addresses here but the test.
-async fn a_load_balancer_without_address_is_told_after_a_while_and_heals(kubectl: &Kubectl, client: &Client) {
+async fn a_load_balancer_without_address_is_reported_after_a_while_and_heals(
+    kubectl: &Kubectl,
+    client: &Client,
+) {
     let message = wait_reason(kubectl, "north", "GatewayReady");
     assert!(message.contains("Service portico/portico has no address yet"), "{message}");
     let later = settings(|| Timestamp::now() + SignedDuration::from_mins(6), None);
@@ -313,7 +316,7 @@ fn what_an_admin_breaks_heals(kubectl: &Kubectl) {
     wait_reason(kubectl, "north", "GatewayReady");
 }
 
-fn a_lost_authority_is_told_and_not_made_anew(kubectl: &Kubectl, operator: &Running) {
+fn a_lost_authority_is_reported_and_not_made_anew(kubectl: &Kubectl, operator: &Running) {
     let backup = get(kubectl, "secret/portico-tunnel-ca").unwrap();
     kubectl.run(&["delete", "secret", "portico-tunnel-ca", "-n", "portico"]).unwrap();
     let message = wait_reason(kubectl, "north", "AuthorityMissing");
@@ -403,7 +406,7 @@ fn without_a_gateway_nothing_is_left(kubectl: &Kubectl) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn objects_of_others_are_told_and_left_alone_until_they_are_handed_over() {
+async fn objects_of_others_are_reported_and_left_alone_until_they_are_handed_over() {
     let api = ApiServer::start("components-foreign").unwrap();
     let kubectl = api.kubectl();
     let client = install(kubectl, api.access()).await;

@@ -62,7 +62,7 @@ fn wait_reason(operator: &Running, name: &str, expected: &str) {
 }
 
 /// By the condition and an Event too; returns the message.
-fn is_told(kubectl: &Kubectl, operator: &Running, name: &str, expected: &str) -> String {
+fn is_reported(kubectl: &Kubectl, operator: &Running, name: &str, expected: &str) -> String {
     wait_reason(operator, name, expected);
     let mut message = String::new();
     until("condition and Event", || {
@@ -113,8 +113,8 @@ async fn neither_writes_nor_names_that_hang_hold_another_cluster_up() {
         let pods = slice(&format!("cluster-{name}"), "apiserver-external", KUBERNETES, &["10.2.0.9"]);
         kubectl.apply_json(&pods).unwrap();
     }
-    is_told(kubectl, &operator, "good", "Exposed");
-    let message = is_told(kubectl, &operator, "elsewhere", "NameLeadsElsewhere");
+    is_reported(kubectl, &operator, "good", "Exposed");
+    let message = is_reported(kubectl, &operator, "elsewhere", "NameLeadsElsewhere");
     assert!(message.contains("203.0.113.8") && message.contains("203.0.113.7"), "{message}");
     for name in hanging() {
         wait_reason(&operator, &name, "NoEndpoints");
@@ -130,14 +130,14 @@ async fn neither_writes_nor_names_that_hang_hold_another_cluster_up() {
         Ok(())
     });
     assert_eq!(hang_no_more, [""; 0], "they hang still");
-    let message = is_told(kubectl, &operator, "hang0", "NameNotResolved");
+    let message = is_reported(kubectl, &operator, "hang0", "NameNotResolved");
     assert!(message.contains("hang0.north.kkp.example: ") && message.contains("203.0.113.7"), "{message}");
     assert_eq!(address(kubectl, "hang0").unwrap(), "203.0.113.7", "users have it");
-    is_told(kubectl, &operator, "late", "NameNotResolved");
+    is_reported(kubectl, &operator, "late", "NameNotResolved");
     zone.send_replace(Arc::new(all));
     // By themselves, at the next lookup.
     for name in ["late", "hang0"] {
-        is_told(kubectl, &operator, name, "NoEndpoints");
+        is_reported(kubectl, &operator, name, "NoEndpoints");
     }
     operator.stop().await;
     names.abort();

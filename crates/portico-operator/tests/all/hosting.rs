@@ -112,7 +112,7 @@ fn look_at(kubectl: &Kubectl, operator: &Running, names: &[&str], mark: &str) {
 }
 
 /// Says of the pod of a compact control plane that all of it runs, as a kubelet does. Returns once its
-/// StatefulSet counts that pod: one that is on its way out gives its place to another.
+/// StatefulSet counts that pod: one that is on its way out makes room for another.
 fn run_pod(kubectl: &Kubectl, name: &str) {
     let namespace = format!("cluster-{name}");
     until("a pod that runs", || {
@@ -194,7 +194,7 @@ impl Drop for Etcd {
 }
 
 /// Of two alarms the worse one.
-fn alarms_of_etcd_are_told(kubectl: &Kubectl) {
+fn alarms_of_etcd_are_reported(kubectl: &Kubectl) {
     let etcd = Etcd::start();
     etcd.alarm("ACTIVATE", "NOSPACE");
     let message = wait_reason(kubectl, "a", "EtcdFull");
@@ -272,7 +272,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
 
     let written: u64 = work(&operator).writes.values().sum();
     assert!(written <= 36, "{written}");
-    alarms_of_etcd_are_told(kubectl);
+    alarms_of_etcd_are_reported(kubectl);
 
     // At rest a look at everything writes nothing, in the other layout neither. Of that, what needs etcd is
     // not made yet.
@@ -730,7 +730,7 @@ async fn a_seed_hosts_as_many_clusters_as_it_is_told_and_the_next_waits_for_room
     };
     quota("few");
     let operator = start(&client, "quota");
-    // One that can never be hosted is older than the others, and keeps no place.
+    // One that can never be hosted is older than the others, and takes no room.
     let mut never = hosted("a", "compact");
     never["spec"]["version"] = json!("1.2.3");
     kubectl.apply_json(&never).unwrap();

@@ -46,7 +46,7 @@ fn wait_reason(operator: &Running, expected: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn definitions_that_drop_what_is_written_are_told_and_the_cluster_is_exposed_all_the_same() {
+async fn definitions_that_drop_what_is_written_are_reported_and_the_cluster_is_exposed_all_the_same() {
     let api = ApiServer::start("older-kkp").unwrap();
     let kubectl = api.kubectl();
     let client = install(kubectl, api.access()).await;

@@ -69,7 +69,7 @@ fn one_that_a_clock_ahead_has_made_is_issued_again() {
 }
 
 #[test]
-fn names_that_are_too_few_or_too_many_are_told() {
+fn names_that_are_too_few_or_too_many_are_reported() {
     let (_, authority) = authority("ca");
     let leaf = issue(&authority, Usage::Server);
     let with = |dns: &[&str], ips: &[&str]| {

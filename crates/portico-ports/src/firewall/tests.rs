@@ -153,7 +153,7 @@ fn every_writer_names_every_row_port_and_network_that_it_can() {
 }
 
 #[test]
-fn ip_in_ip_is_written_where_it_can_be_and_told_where_it_cannot() {
+fn ip_in_ip_is_written_where_it_can_be_and_reported_where_it_cannot() {
     let inventory = "master: [10.0.0.0/24]\nworker: [10.0.1.0/24]\ninternet: [any]\n";
     let rules = ruleset("kublr", "worker", &["cni=Calico", "strategy=NodePort"], inventory).unwrap();
     for target in TARGETS {

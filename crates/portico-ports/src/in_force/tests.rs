@@ -81,7 +81,7 @@ fn a_refusal_before_the_rule_counts() {
 }
 
 #[test]
-fn what_is_not_understood_is_told_and_not_guessed() {
+fn what_is_not_understood_is_reported_and_not_guessed() {
     let own =
         own_iptables("Tunneling").replace("COMMIT", "-A INPUT -p tcp -m recent --name x -j ACCEPT\nCOMMIT");
     let comparison = compared("Tunneling", &own);

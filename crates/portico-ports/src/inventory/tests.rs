@@ -25,14 +25,14 @@ fn roles_have_addresses_networks_and_names_of_both_families() {
 }
 
 #[test]
-fn an_unknown_role_is_told_with_the_nearest() {
+fn an_unknown_role_is_reported_with_the_nearest() {
     let problem = problem("# site\nwroker: [10.0.0.1]\n");
     assert_eq!(problem.line, 2);
     assert!(problem.message.ends_with("did you mean worker?"), "{problem}");
 }
 
 #[test]
-fn roles_below_a_key_are_told_to_stand_at_the_top() {
+fn roles_below_a_key_are_said_to_stand_at_the_top() {
     let problem = problem("# site\nroles:\n  worker: [10.0.0.1]\n  seed: [10.0.0.2]\n");
     assert_eq!(problem.line, 2);
     assert!(problem.message.contains("\"roles\" is no role, and has keys of its own"), "{problem}");
@@ -40,7 +40,7 @@ fn roles_below_a_key_are_told_to_stand_at_the_top() {
 }
 
 #[test]
-fn an_empty_role_is_told() {
+fn an_empty_role_is_reported() {
     for text in ["worker: []\n", "worker:\n", "\n\nworker: null\n"] {
         assert!(problem(text).message.contains("worker has no address"), "{text:?}");
     }
@@ -48,7 +48,7 @@ fn an_empty_role_is_told() {
 }
 
 #[test]
-fn what_is_no_address_is_told_with_its_line_and_what_to_write() {
+fn what_is_no_address_is_reported_with_its_line_and_what_to_write() {
     for (text, remedy) in [
         ("10.0.0.0/33", "0 to 32"),
         ("'2001:db8::/129'", "0 to 128"),
@@ -78,7 +78,7 @@ fn what_is_no_address_is_told_with_its_line_and_what_to_write() {
 }
 
 #[test]
-fn overlapping_roles_are_told_once_a_pair_with_both_lines() {
+fn overlapping_roles_are_reported_once_a_pair_with_both_lines() {
     let text = "worker: [10.0.0.0/16]\nseed: [10.0.3.0/24, 10.0.4.0/24]\n";
     let problem = problem(text);
     assert_eq!(problem.line, 2);
@@ -86,7 +86,7 @@ fn overlapping_roles_are_told_once_a_pair_with_both_lines() {
 }
 
 #[test]
-fn an_address_that_stands_twice_in_a_role_is_told() {
+fn an_address_that_stands_twice_in_a_role_is_reported() {
     assert!(problem("worker:\n- 10.0.0.0/24\n- 10.0.0.7\n").message.contains("of line 2"));
     assert!(problem("worker:\n- 10.0.0.7\n- 10.0.0.7\n").message.contains("of line 2"));
 }
@@ -108,7 +108,7 @@ fn master_and_seed_may_be_the_same_machines_if_that_is_said() {
 }
 
 #[test]
-fn what_is_no_inventory_at_all_is_told() {
+fn what_is_no_inventory_at_all_is_reported() {
     for text in
         ["", "- 10.0.0.1\n", "worker\n", "worker: [10.0.0.1\n", "worker: 10.0.0.1\n---\nseed: 10.0.0.2\n"]
     {

@@ -93,10 +93,8 @@ def openstack(text):
             if not part.startswith("openstack "):
                 continue
             words = shlex.split(part)[1:]
-            name = next(
-                (" ".join(words[:end]) for end in range(len(words), 0, -1) if " ".join(words[:end]) in commands),
-                None,
-            )
+            beginnings = (" ".join(words[:end]) for end in range(len(words), 0, -1))
+            name = next((beginning for beginning in beginnings if beginning in commands), None)
             if name is None:
                 mistakes.append(f"no such command: {part}")
                 continue
@@ -163,7 +161,11 @@ def model(text):
         """YAML 1.2, as the build script reads it: yes and no are text."""
 
     Loader.yaml_implicit_resolvers = {
-        first: [(tag, known) for tag, known in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+        first: [
+            (tag, known)
+            for tag, known in resolvers
+            if tag != "tag:yaml.org,2002:bool" or first in "tTfF"
+        ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     with open(Path(__file__).parents[2] / "model/schema.json", encoding="utf-8") as file:

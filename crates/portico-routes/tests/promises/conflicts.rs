@@ -137,7 +137,7 @@ fn an_older_that_is_recreated_is_the_younger() {
 }
 
 #[test]
-fn an_older_without_ready_endpoints_keeps_its_host_and_the_younger_is_told() {
+fn an_older_without_ready_endpoints_keeps_its_host_and_the_younger_is_reported() {
     let mut index = index([claimant("a/older", 1, ""), claimant("b/younger", 2, "")]);
     let says_so = |index: &Follower| index.problem_lines()[0].contains("KKP would serve this one");
     assert!(!says_so(&index));

@@ -359,7 +359,7 @@ async fn a_file_that_is_no_text_or_too_long_is_reported_and_its_objects_stay() {
 
 /// Links that fork and that lead to `/`, a pipe without a writer, an endless device, gigabytes.
 #[tokio::test]
-async fn what_must_not_be_read_is_told_and_stops_nothing() {
+async fn what_must_not_be_read_is_reported_and_stops_nothing() {
     let mut world = World::open(|folder| {
         fs::write(folder.join("a.yaml"), service("a")).unwrap();
         for level in ["one", "two", "three"] {

@@ -119,8 +119,8 @@ async fn a_kind_that_is_denied_at_the_start_is_not_believed_to_be_missing(world:
     proxy.rules(deny);
     let mut gateway = Observer::of(KubernetesSource::start(proxy.client(&world.client), settings()));
     let status = gateway.source.status();
-    let is_told = || status().lacks == Some(Lacking::Kind);
-    gateway.until_it_is_so("that the kinds are missing is told", is_told).await;
+    let is_reported = || status().lacks == Some(Lacking::Kind);
+    gateway.until_it_is_so("that the kinds are missing is reported", is_reported).await;
     assert!(!status().complete && status().clusters_from == ClustersFrom::Auto);
     // They are taken as soon as they are served.
     proxy.rules(|rules| rules.answers.clear());

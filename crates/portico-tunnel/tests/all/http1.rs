@@ -76,7 +76,7 @@ async fn other_methods_are_told_which_one_is_served() {
 }
 
 #[tokio::test]
-async fn a_request_whose_slot_is_needed_is_told_so() {
+async fn a_request_whose_slot_is_needed_is_answered_with_a_429() {
     let mut server = Server::start(plaintext()).await;
     server.routes.gate.send_replace(false);
     server.routes.full.send_replace(true);
@@ -86,7 +86,7 @@ async fn a_request_whose_slot_is_needed_is_told_so() {
 }
 
 #[tokio::test]
-async fn malformed_requests_are_told_so() {
+async fn malformed_requests_are_answered_with_a_400() {
     let server = Server::start(plaintext()).await;
     let long = format!("CONNECT {UPSTREAM} HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17_000));
     for request in

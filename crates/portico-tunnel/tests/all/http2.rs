@@ -329,7 +329,7 @@ async fn a_drain_says_goaway_and_lets_streams_finish() {
 }
 
 #[tokio::test]
-async fn a_connection_whose_slot_is_needed_is_told_and_closed() {
+async fn a_connection_whose_slot_is_needed_is_closed_with_the_reason() {
     let mut server = Server::start(plaintext()).await;
     server.routes.gate.send_replace(false);
     let mut client = server.client().await;

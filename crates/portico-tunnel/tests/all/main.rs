@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
 mod client;
-#[path = "../common/mod.rs"]
 mod common;
 mod http1;
 mod http2;

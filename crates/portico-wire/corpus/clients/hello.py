@@ -1,6 +1,7 @@
 """python3 hello.py PORT NAME [pyopenssl]: one TLS connection to a loopback port, asking for the name.
 
-The third argument takes the OpenSSL that comes with pyOpenSSL instead of the system's, which may be years newer.
+The third argument takes the OpenSSL that comes with pyOpenSSL instead of the system's, which may be years
+newer.
 """
 
 import socket

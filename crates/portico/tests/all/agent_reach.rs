@@ -64,7 +64,7 @@ fn a_server_by_another_authority_or_name_or_without_tls_is_not_reached() {
 }
 
 #[test]
-fn of_several_servers_each_must_be_reached_and_each_is_told_of() {
+fn of_several_servers_each_must_be_reached_and_each_is_reported() {
     let api = HostileApi::start(READY, false).unwrap();
     let (_folder, ca) = ca_file(api.authority());
     let closed = format!("https://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());

@@ -203,7 +203,7 @@ fn a_member_of_three_that_lost_its_folder_gets_its_data_from_the_others_and_vote
 }
 
 #[test]
-fn a_full_database_is_told_and_takes_writes_again_once_objects_are_deleted() {
+fn a_full_database_is_reported_and_takes_writes_again_once_objects_are_deleted() {
     let ring = Ring { quota: 8 << 20, ..Ring::of(1) }.with_tls();
     let mut etcd = ring.start(0, false);
     ring.wait_ready(0);

@@ -283,7 +283,7 @@ fn sighup_is_no_reason_to_stop_where_there_is_no_terminal() {
 }
 
 #[test]
-fn before_every_object_is_read_nothing_is_said_to_be_welcome_and_each_failure_is_told_once() {
+fn before_every_object_is_read_nothing_is_said_to_be_welcome_and_each_failure_is_reported_once() {
     // No process listens there, and port 1 is never an ephemeral port.
     const KUBECONFIG: &str = "\
 apiVersion: v1

@@ -169,7 +169,7 @@ fn a_silent_control_plane_with_5000_retrying_clients_costs_others_nothing_and_th
         &admin_text,
         "--workers",
         "1",
-        // Long enough for the places to fill up before the first attempts are given up.
+        // Long enough for the limit to be reached before the first attempts are given up.
         "--connect-timeout",
         "5s",
         "--max-connecting-per-cluster",

@@ -109,7 +109,7 @@ fn programs_read_a_plan() {
 }
 
 #[test]
-fn wrong_usage_of_a_migration_is_told() {
+fn wrong_usage_of_a_migration_is_reported() {
     let folder = directory(&[("site.yaml", SITE)]);
     let (code, text, errors) = plan(folder.path(), "nobody", "Tunneling", &[]);
     assert_eq!((code, &*text), (Some(2), ""));
@@ -415,7 +415,7 @@ fn a_wait_tells_each_change_and_ends_with_the_condition_or_the_time() {
 }
 
 #[test]
-fn who_keeps_a_cluster_decides_and_a_right_that_is_missing_is_told() {
+fn who_keeps_a_cluster_decides_and_a_right_that_is_missing_is_reported() {
     let seed = Seed::start("migrate-keeper");
     seed.is("NodePort", None, "NodePort is the one way in");
     let keeper = || {

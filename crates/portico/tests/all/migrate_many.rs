@@ -81,7 +81,7 @@ fn many_clusters_migrate_two_at_a_time_and_a_run_that_was_killed_goes_on() {
     run.wait_for("b  from NodePort to Tunneling");
     seed.one_is("a", "NodePort", Some(("Tunneling", "Opening")), "waits for its address");
     run.wait_for("a  Opening      waits for its address");
-    assert_eq!(seed.wanted("c"), "NodePort", "there is no place for a third");
+    assert_eq!(seed.wanted("c"), "NodePort", "there is no slot for a third");
     seed.settles("a");
     run.wait_for("a  Settled      Tunneling is the one way in");
     run.wait_for("1 of 4 settled");
@@ -101,7 +101,7 @@ fn many_clusters_migrate_two_at_a_time_and_a_run_that_was_killed_goes_on() {
     seed.kubectl().run(&["delete", "clusterrolebinding", "mover"]).unwrap();
     run.wait_for("the seed  cannot be read, and is tried again: ");
     seed.kubectl().run(&bind).unwrap();
-    assert_eq!(seed.wanted("d"), "NodePort", "both places are taken by those of before");
+    assert_eq!(seed.wanted("d"), "NodePort", "both slots are taken by those of before");
     let (_, said) = seed.answers(&[TO_TUNNELING, &["--plan"]].concat());
     assert!(has_row(&said, "a Tunneling https://a.north.kkp.example.com:31234 is there"), "{said}");
     assert!(said.contains("is under way  Closing"), "{said}");
@@ -155,7 +155,7 @@ fn a_cluster_that_cannot_is_skipped_and_after_one_that_goes_wrong_no_other_begin
     assert!(has_row(&said, "c not begun one before it went wrong"), "{said}");
     assert_eq!(seed.wanted("c"), "NodePort");
 
-    // Time ends a run whose places are all taken, and the answer says by which.
+    // Time ends a run whose slots are all taken, and the answer says by which.
     seed.write("b", "Tunneling");
     seed.one_is("b", "Tunneling", Some(("NodePort", "MovingNodes")), "waits for nodes: n");
     let (code, said) = seed.answers(&[TO_TUNNELING, &["--max-parallel=1", "--wait=100ms"]].concat());

@@ -107,7 +107,7 @@ fn a_narrow_path_is_measured_whether_its_router_says_so_or_swallows_packets() {
 }
 
 #[test]
-fn a_rule_that_is_missing_for_ipv6_only_is_told_for_the_ipv6_addresses_only() {
+fn a_rule_that_is_missing_for_ipv6_only_is_reported_for_the_ipv6_addresses_only() {
     let site =
         Site::new("preflight-ipv6", &["--product", "kublr", "--cni", "Flannel", "--timeout", "2500ms"]);
     let (one, two) = (site.lab.host("worker-1").unwrap(), site.lab.host("worker-2").unwrap());
@@ -130,7 +130,7 @@ fn a_rule_that_is_missing_for_ipv6_only_is_told_for_the_ipv6_addresses_only() {
 }
 
 #[test]
-fn a_clock_that_is_an_hour_off_is_told_with_the_machine() {
+fn a_clock_that_is_an_hour_off_is_reported_with_the_machine() {
     let site = Site::new("preflight-clock", &["--product", "kublr", "--set", "bring-your-own=true"]);
     let (kcp, master) = (site.lab.host("kcp").unwrap(), site.lab.host("master").unwrap());
     site.place(&[("kcp", &[&kcp]), ("managed-master", &[&master])]);

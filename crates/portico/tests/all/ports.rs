@@ -114,7 +114,7 @@ fn every_format_has_every_flow() {
 }
 
 #[test]
-fn a_mistyped_word_is_told_with_the_nearest_and_all_that_there_are() {
+fn a_mistyped_word_is_reported_with_the_nearest_and_all_that_there_are() {
     for (arguments, nearest) in [
         (["ports", "--role", "wroker"].as_slice(), "did you mean worker?"),
         (&["ports", "--strategy", "Tuneling"], "did you mean Tunneling?"),
@@ -198,7 +198,7 @@ fn a_folder_without_manifests_is_no_installation_without_needs() {
 }
 
 #[test]
-fn what_changes_between_strategies_is_told_and_an_old_answer_is_one_side() {
+fn what_changes_between_strategies_is_reported_and_an_old_answer_is_one_side() {
     let output = run(&["ports", "diff", "NodePort", "Tunneling", "--product", "kkp", "-o", "json"]);
     let change: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!((change["open"].as_array().unwrap().len(), change["close"].as_array().unwrap().len()), (3, 3));
@@ -236,7 +236,7 @@ fn rules_need_addresses_and_are_not_opened_to_everybody_instead() {
 }
 
 #[test]
-fn each_mistake_in_an_inventory_is_told_with_its_line_and_a_remedy() {
+fn each_mistake_in_an_inventory_is_reported_with_its_line_and_a_remedy() {
     let inventory = "wroker: [10.0.1.0/24]\nfront: []\nseed: [10.0.3.7/24]\nmaster: [10.0.4.0/33]\n";
     let output = firewall(inventory, &["--for", "ticket", "--role", "worker", "--strategy", "NodePort"]);
     assert_eq!(output.status.code(), Some(2));

@@ -176,7 +176,7 @@ fn a_running_gateway_lists_the_same_problems() {
 }
 
 #[test]
-fn a_namespace_leaves_only_its_cluster_and_one_without_anything_is_told() {
+fn a_namespace_leaves_only_its_cluster_and_one_without_anything_is_reported() {
     let folder = directory(&[("site.yaml", SITE)]);
     let folder = folder.path().to_str().unwrap();
     let table = stdout(&run(&["routes", folder, "--namespace", "cluster-old"]));
@@ -191,7 +191,7 @@ fn a_namespace_leaves_only_its_cluster_and_one_without_anything_is_told() {
 }
 
 #[test]
-fn node_ports_that_no_gateway_has_remembered_are_told_to_be_drawn() {
+fn node_ports_that_no_gateway_has_remembered_are_said_to_be_drawn() {
     let site = SITE.replace("exposeStrategy: Tunneling", "exposeStrategy: NodePort");
     let folder = directory(&[("site.yaml", &site)]);
     let path = folder.path().to_str().unwrap();

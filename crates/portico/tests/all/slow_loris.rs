@@ -1,4 +1,4 @@
-//! Clients that say nothing, or next to nothing: on every listener they cost a bounded number of places for a
+//! Clients that say nothing, or next to nothing: on every listener they cost a bounded number of slots for a
 //! bounded time, others are served beside them, and nothing is left of them.
 
 use std::io::{ErrorKind, Read, Write};

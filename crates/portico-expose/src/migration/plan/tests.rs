@@ -182,7 +182,7 @@ fn without_an_address_there_is_no_door_to_keep() {
 }
 
 #[test]
-fn names_that_a_certificate_elsewhere_lacks_are_told() {
+fn names_that_a_certificate_elsewhere_lacks_are_reported() {
     let mut case = Case::of(Keeper::Elsewhere, "{}");
     let missing = |case: &Case| case.plan([LoadBalancer, Tunneling]).missing_names;
     let notes = |case: &Case| case.plan([LoadBalancer, Tunneling]).notes.join("\n");

@@ -40,7 +40,7 @@ fn the_next_begins_when_one_is_through() {
 }
 
 #[test]
-fn those_that_migrate_already_have_places_in_whatever_direction() {
+fn those_that_migrate_already_have_slots_in_whatever_direction() {
     let mut waves = Waves::new(2);
     let now = seen(&[("a", Waits), ("b", UnderWay), ("c", Elsewhere)]);
     assert!(waves.observe(&now).is_empty());
@@ -55,7 +55,7 @@ fn those_that_migrate_already_have_places_in_whatever_direction() {
 }
 
 #[test]
-fn one_that_is_skipped_takes_no_place_and_its_turn_does_not_come_again() {
+fn one_that_is_skipped_takes_no_slot_and_its_turn_does_not_come_again() {
     let mut waves = Waves::new(1);
     let now = seen(&[("a", Unknown), ("b", Waits)]);
     assert_eq!(waves.next(&now), Some("a"));
@@ -87,7 +87,7 @@ fn after_one_that_went_back_or_could_not_be_begun_no_other_begins() {
 }
 
 #[test]
-fn a_record_that_is_lost_on_the_way_does_not_free_the_place() {
+fn a_record_that_is_lost_on_the_way_does_not_free_the_slot() {
     let mut waves = Waves::new(1);
     waves.observe(&seen(&[("a", UnderWay), ("b", Waits)]));
     let now = seen(&[("a", Unknown), ("b", Waits)]);

@@ -130,8 +130,8 @@ async fn carry(
     let mut reader = Reader { half: reader, stalled: None };
     let mut writer = Writer { half: writer, socket };
     let carried = async {
-        let is_told = relay(opened, &mut reader, &mut writer, early, established).await;
-        if is_told && let Some(socket) = socket {
+        let is_notified = relay(opened, &mut reader, &mut writer, early, established).await;
+        if is_notified && let Some(socket) = socket {
             // What it still sends would have the kernel reset it, and throw away what it has not read.
             linger::close(socket, Instant::now() + CLOSING).await;
         }

@@ -160,7 +160,7 @@ async fn an_agent_that_gives_two_connections_one_number_loses_all() {
 }
 
 #[tokio::test]
-async fn an_agent_may_claim_what_its_certificate_is_bound_to_and_is_told_so() {
+async fn an_agent_may_claim_what_its_certificate_is_bound_to_and_that_is_said() {
     let bindings: Vec<Binding> = vec!["agent=host=node-1".parse().unwrap()];
     let rig = Rig::bound(Mode::HttpConnect, bindings).await;
     let _honest = rig.agent_with("a", "host=node-1", false).await;

@@ -119,7 +119,7 @@ async fn one(rig: &Rig, agent: &mut Agent, mode: Mode, round: i64) {
         }
         way => {
             let (mut carried, ()) =
-                tokio::join!(agent.carries(dial, ConnectId(round + 1)), frontend.is_told());
+                tokio::join!(agent.carries(dial, ConnectId(round + 1)), frontend.is_accepted());
             match way {
                 6 => {
                     carried.ends(agent).await;
@@ -161,7 +161,7 @@ async fn with_their_agent(mode: Mode, is_native: bool) {
         agent.is_asked().await;
         let mut frontend = Frontend::asks(&rig, mode, "node:9").await;
         let dial = agent.is_asked().await;
-        let (of_agent, ()) = tokio::join!(agent.carries(dial, ConnectId(number)), frontend.is_told());
+        let (of_agent, ()) = tokio::join!(agent.carries(dial, ConnectId(number)), frontend.is_accepted());
         carried.push((frontend, of_agent));
     }
     drop(agent);
@@ -190,7 +190,7 @@ async fn unread(mode: Mode) {
         let mut frontend = Frontend::asks(&rig, mode, "node:9").await;
         let dial = agent.is_asked().await;
         agent.carries(dial, ConnectId(number)).await;
-        frontend.is_told().await;
+        frontend.is_accepted().await;
         frontends.push(frontend);
     }
     while !ends_of(&rig).contains_key("buffer_full") {
@@ -246,7 +246,7 @@ impl Frontend {
         Self::Grpc(Box::new(stream), ConnectId(0))
     }
 
-    async fn is_told(&mut self) {
+    async fn is_accepted(&mut self) {
         match self {
             Self::Http(stream) => assert!(head(stream).await.starts_with("HTTP/1.1 200 ")),
             Self::Grpc(stream, number) => match stream.packet().await {

@@ -48,7 +48,7 @@ async fn a_dial_succeeds_carries_data_and_the_frontend_closes() {
 }
 
 #[tokio::test]
-async fn without_an_agent_the_frontend_is_told() {
+async fn that_there_is_no_agent_is_reported_to_the_frontend() {
     let rig = Rig::start(Mode::Grpc).await;
     let mut frontend = rig.proxy().await;
     frontend.asks("node:10250", 77).await;
@@ -132,7 +132,7 @@ async fn all_that_the_endpoint_sent_comes_before_its_end() {
 }
 
 #[tokio::test]
-async fn frontends_are_told_when_their_agent_is_lost() {
+async fn the_loss_of_an_agent_is_reported_to_its_frontends() {
     let (rig, mut agent, mut frontend) = rig().await;
     let (of_frontend, _) = established(&mut agent, &mut frontend, 1).await;
     let mut dials = rig.proxy().await;

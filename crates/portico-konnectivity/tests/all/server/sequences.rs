@@ -58,7 +58,7 @@ async fn close_req_is_answered_although_the_agent_is_gone() {
 }
 
 #[tokio::test]
-async fn a_dial_that_its_agent_abandons_is_told_to_the_frontend() {
+async fn a_dial_that_its_agent_abandons_is_reported_to_the_frontend() {
     let (_rig, mut agent, mut frontend) = rig().await;
     frontend.asks("node:10250", 77).await;
     let dial = agent.asked("node:10250").await;

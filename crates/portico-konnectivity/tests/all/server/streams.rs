@@ -164,7 +164,7 @@ async fn an_endpoint_that_resets_is_not_taken_for_an_agent_that_is_lost() {
 }
 
 #[tokio::test]
-async fn the_frontend_is_told_when_the_agent_is_lost() {
+async fn the_loss_of_the_agent_is_reported_to_the_frontend() {
     let rig = Rig::start(Mode::HttpConnect).await;
     let mut agent = rig.native_agent("a").await;
     let (mut frontend, _, _stream) = connected(&rig, &mut agent).await;

@@ -146,7 +146,7 @@ async fn a_process_that_is_killed_between_two_writes_leaves_the_rest_to_the_next
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_write_is_told_and_tried_again_until_it_is_accepted() {
+async fn a_refused_write_is_reported_and_tried_again_until_it_is_accepted() {
     let api = api(&["a"]);
     api.refuse_writes_after(0);
     let world = World::start(&api);

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_program_is_told_by_itself_with_what_its_node_says() {
+    fn every_program_is_named_by_itself_with_what_its_node_says() {
         let workloads = [workload("apiserver", 1, &["etcd"], &["apiserver", "scheduler"])];
         let mut one = pod(
             "apiserver",
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_one_pod_that_wait_for_one_thing_are_told_together() {
+    fn programs_of_one_pod_that_wait_for_one_thing_are_named_together() {
         let workloads = [workload("apiserver", 1, &["etcd"], &["apiserver", "scheduler"])];
         let waiting = json!({"metadata": {"labels": {"app": "apiserver"}}, "status": {"conditions": [
             {"type": "PodScheduled", "status": "False", "message": "too few"}]}});

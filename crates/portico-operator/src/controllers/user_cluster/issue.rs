@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_cannot_sign_is_told_of() {
+    fn an_authority_that_cannot_sign_is_reported() {
         let ca = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
         let after = now() + (11 * 366 * 24).hours();
         let why = present(None, kubeconfig_to("https://a:1"), &ca, after).unwrap_err();

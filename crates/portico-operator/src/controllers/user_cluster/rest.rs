@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_that_hangs_and_is_touched_all_the_time_holds_a_place_for_a_third_of_it() {
+    fn a_cluster_that_hangs_and_is_touched_all_the_time_holds_a_slot_for_a_third_of_it() {
         let (rests, start) = (Rests::default(), Instant::now());
         let (mut now, mut held) = (start, Duration::ZERO);
         let (pass, touch) = (Duration::from_secs(60), Duration::from_secs(1));

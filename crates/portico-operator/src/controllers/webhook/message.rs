@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_does_not_fit_is_told_in_the_words_of_the_check_unless_it_never_did() {
+    fn an_object_that_does_not_fit_is_reported_in_the_words_of_the_check_unless_it_never_did() {
         let bad = || cluster(&json!({"cloud": {"dc": 7}}));
         let About::Unreadable(text) = of_cluster(bad(), cluster(&json!({}))).about else {
             panic!("readable")

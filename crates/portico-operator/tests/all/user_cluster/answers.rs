@@ -35,7 +35,7 @@ fn objects(name: &str, kubeconfig: &Kubeconfig) -> [Value; 3] {
 }
 
 /// By its condition, an Event, and what metrics are made of.
-fn is_told(kubectl: &Kubectl, operator: &Running, name: &str, expected: &str) {
+fn is_reported(kubectl: &Kubectl, operator: &Running, name: &str, expected: &str) {
     wait_reason(kubectl, name, expected);
     until("the metrics", || {
         let (report, work) = (user_clusters(operator).reports.remove(name), work(operator));
@@ -51,7 +51,7 @@ fn is_told(kubectl: &Kubectl, operator: &Running, name: &str, expected: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn api_servers_that_hang_hold_no_other_cluster_up_and_each_bad_answer_is_told() {
+async fn api_servers_that_hang_hold_no_other_cluster_up_and_each_bad_answer_is_reported() {
     // What leads to the API server from inside is written by the operator, as in KKP.
     let api = ApiServer::start_with("user-answers", &["--endpoint-reconciler-type=none"]).unwrap();
     let kubectl = api.kubectl();
@@ -81,8 +81,8 @@ async fn api_servers_that_hang_hold_no_other_cluster_up_and_each_bad_answer_is_t
     let operator =
         Running::start_with(&seed, "one", |operator| operator.with_user_clusters(insides(Some("x"))));
     wait_reason(kubectl, "good", "NoKubeconfig");
-    one_place_is_enough_for_the_others(kubectl, &operator, &mute, &good);
-    is_told(kubectl, &operator, "mute0", "NoAnswer");
+    one_slot_is_enough_for_the_others(kubectl, &operator, &mute, &good);
+    is_reported(kubectl, &operator, "mute0", "NoAnswer");
     mute.rules(|rules| rules.mute = false);
 
     let items = [
@@ -90,10 +90,10 @@ async fn api_servers_that_hang_hold_no_other_cluster_up_and_each_bad_answer_is_t
         objects("odd", &at(&odd.url("127.0.0.1"), odd.authority())),
     ];
     kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "List", "items": items.concat()})).unwrap();
-    is_told(kubectl, &operator, "odd", "AnswerUnreadable");
+    is_reported(kubectl, &operator, "odd", "AnswerUnreadable");
     pauses_begin_anew_when_a_control_plane_comes_up(kubectl, &operator);
     no_kubeconfig_can_be_issued(kubectl, &operator);
-    is_told(kubectl, &operator, "slow", "TooSlow");
+    is_reported(kubectl, &operator, "slow", "TooSlow");
 
     slow.rules(|rules| (rules.slow, rules.answers) = (None, Vec::new()));
     // The causes have ended, and nothing else has changed.
@@ -104,7 +104,7 @@ async fn api_servers_that_hang_hold_no_other_cluster_up_and_each_bad_answer_is_t
 }
 
 /// It is ready before the first of those that hang is given up.
-fn one_place_is_enough_for_the_others(
+fn one_slot_is_enough_for_the_others(
     kubectl: &Kubectl,
     operator: &Running,
     mute: &FaultyApi,
@@ -155,7 +155,7 @@ fn no_kubeconfig_can_be_issued(kubectl: &Kubectl, operator: &Running) {
     put_secret(kubectl, "good", "ca", &json!({"ca.crt": right.cert, "ca.key": wrong.key}));
     let secret = ["label", "secret", "internal-admin-kubeconfig", "-n", "cluster-good", "touched=yes"];
     kubectl.run(&secret).unwrap();
-    is_told(kubectl, operator, "good", "NoAdminKubeconfig");
+    is_reported(kubectl, operator, "good", "NoAdminKubeconfig");
     put_secret(kubectl, "good", "ca", &json!({"ca.crt": right.cert, "ca.key": right.key}));
     wait_reason(kubectl, "good", "Ready");
     kubectl.get(&["secret", "admin-kubeconfig", "-n", "cluster-good"]).unwrap();

@@ -1,6 +1,6 @@
 //! A name server on loopback that says what a test wants.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
+#![allow(dead_code, reason = "the test programs of three crates have this, and each uses its own part")]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 /// What it says of every name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Says {
+pub(crate) enum Says {
     Addresses(Vec<IpAddr>),
     /// The name is there and has no address.
     Nothing,
@@ -28,9 +28,9 @@ pub enum Says {
     Silence,
 }
 
-pub struct NameServer {
-    pub address: SocketAddr,
-    pub says: watch::Sender<Says>,
+pub(crate) struct NameServer {
+    pub(crate) address: SocketAddr,
+    pub(crate) says: watch::Sender<Says>,
     asked: Arc<AtomicU32>,
     last: Arc<Mutex<String>>,
     task: JoinHandle<()>,
@@ -38,12 +38,12 @@ pub struct NameServer {
 
 impl NameServer {
     /// Its answers hold for a second.
-    pub async fn start(says: Says) -> Self {
+    pub(crate) async fn start(says: Says) -> Self {
         Self::with_ttl(1, says).await
     }
 
     /// Its answers hold for so many seconds.
-    pub async fn with_ttl(ttl: u32, says: Says) -> Self {
+    pub(crate) async fn with_ttl(ttl: u32, says: Says) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let (says, asked, last) = (watch::Sender::new(says), Arc::default(), Arc::default());
@@ -52,12 +52,12 @@ impl NameServer {
     }
 
     /// Questions for IPv4 addresses so far.
-    pub fn asked(&self) -> u32 {
+    pub(crate) fn asked(&self) -> u32 {
         self.asked.load(SeqCst)
     }
 
     /// The name that was asked for last.
-    pub fn last(&self) -> String {
+    pub(crate) fn last(&self) -> String {
         self.last.lock().unwrap().clone()
     }
 }

@@ -62,7 +62,7 @@ fn only_the_first_default_route_counts() {
 }
 
 #[test]
-fn keys_that_do_not_exist_are_told() {
+fn keys_that_do_not_exist_are_reported() {
     assert_eq!(parse("zone=a&host=b&rack=1").unknown, ["zone", "rack"]);
 }
 

@@ -21,7 +21,7 @@ fn service(name: &str) -> String {
 
 /// Links that lead to `/`, back up and to each other, a pipe, an endless device, gigabytes.
 #[test]
-fn a_hostile_directory_stops_no_gateway_and_is_told() {
+fn a_hostile_directory_stops_no_gateway_and_is_reported() {
     let folder = directory(&[("a.yaml", &service("one"))]);
     let path = |name: &str| folder.path().join(name);
     symlink("/", path("everything")).unwrap();
@@ -58,7 +58,7 @@ fn kubeconfig(folder: &Path, server: &str) -> String {
 
 /// As from a control-plane node that has lost power, behind a load balancer that has not.
 #[test]
-fn an_api_server_that_accepts_and_never_answers_is_told_and_keeps_no_gateway_from_stopping() {
+fn an_api_server_that_accepts_and_never_answers_is_reported_and_keeps_no_gateway_from_stopping() {
     // Connections wait in the queue of this listener for ever.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A kubelet, as far as its address goes: it reads its kubeconfig when it starts, and never again, says that it
-is well, and renews the lease of worker-1. It tells in kubelet.log with which server it started.
+"""A kubelet, as far as its address goes: it reads its kubeconfig when it starts, and never again, says that
+it is well, and renews the lease of worker-1. It tells in kubelet.log with which server it started.
 
 If `mute` names a part of that server, it renews nothing.
 """

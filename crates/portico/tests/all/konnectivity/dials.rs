@@ -20,12 +20,12 @@ macro_rules! pairings {
         use super::*;
 
         #[tokio::test]
-        async fn a_refused_dial_is_told_and_counted_at_both_ends() {
+        async fn a_refused_dial_is_reported_and_counted_at_both_ends() {
             refused($server, $agent).await;
         }
 
         #[tokio::test]
-        async fn a_name_that_does_not_resolve_is_told_and_counted() {
+        async fn a_name_that_does_not_resolve_is_reported_and_counted() {
             unknown_name($server, $agent).await;
         }
 
@@ -117,7 +117,7 @@ async fn cancelled(server: Make, agent: Make, mode: Mode) {
 }
 
 #[tokio::test]
-async fn without_an_agent_a_frontend_is_told_at_once() {
+async fn that_there_is_no_agent_is_reported_to_a_frontend_at_once() {
     for (mode, text) in [(Grpc, "No agent available"), (HttpConnect, "HTTP/1.1 500 Internal Server Error")] {
         let site = Site::new(mode, Unix);
         let server = site.server(Ours, &[]).await;

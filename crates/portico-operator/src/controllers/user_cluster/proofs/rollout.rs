@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn each_ready_node_must_have_a_ready_pod_and_others_are_told_of_only_if_one_has_not() {
+    fn each_ready_node_must_have_a_ready_pod_and_others_are_named_only_if_one_has_not() {
         let of = |rows: &[[&str; 3]]| {
             let rows: Vec<[String; 3]> = rows.iter().map(|row| row.map(str::to_owned)).collect();
             of_pods(&NODE_PROBE, POD_LABEL, &rows, &three())

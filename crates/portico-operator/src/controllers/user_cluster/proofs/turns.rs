@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_come_back_keeps_its_place_and_no_other_one_begins() {
+    fn a_node_that_does_not_come_back_keeps_its_slot_and_no_other_one_begins() {
         let pods = pods(&[("a", true), ("b", false), ("c", false), ("d", false)]);
         let nodes = |ready: &[&str], away: &[&str]| Nodes { ready: names(ready), away: names(away) };
         let given = names(&["a", "b"]);

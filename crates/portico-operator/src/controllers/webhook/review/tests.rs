@@ -75,7 +75,7 @@ fn a_cluster_in_a_datacenter_of_no_seed_is_refused() {
 }
 
 #[test]
-fn a_cluster_takes_its_name_from_a_service_of_somebody_else_and_that_is_told() {
+fn a_cluster_takes_its_name_from_a_service_of_somebody_else_and_that_is_reported() {
     let mut world = world();
     world.services.push(served(&service("else", "web", "B.North.example.com")));
     let change = Change { before: None, after: object::<Cluster>(&cluster("b", "lab-1")) };

@@ -1,8 +1,5 @@
 //! A tunnel server on loopback, and the small words the tests are written in.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part of this")]
-#![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
-
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -22,38 +19,38 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// Long enough for the slowest machine, short enough that a hang is seen.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The authority that leads to the test's upstream. Every other one is refused; see [`Routes`].
-pub const UPSTREAM: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
+pub(crate) const UPSTREAM: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 
 /// What a tunnel reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Report {
-    pub up: usize,
-    pub down: usize,
-    pub end: Option<End>,
+pub(crate) struct Report {
+    pub(crate) up: usize,
+    pub(crate) down: usize,
+    pub(crate) end: Option<End>,
 }
 
 /// Routes [`UPSTREAM`] to an address and refuses others by the status that is their host name.
-pub struct Routes {
+pub(crate) struct Routes {
     cluster: Option<MemoryBudget>,
     upstream: SocketAddr,
-    pub requests: Mutex<Vec<Request>>,
-    pub verified: Mutex<Vec<Request>>,
-    pub refusals: Mutex<Vec<StatusCode>>,
+    pub(crate) requests: Mutex<Vec<Request>>,
+    pub(crate) verified: Mutex<Vec<Request>>,
+    pub(crate) refusals: Mutex<Vec<StatusCode>>,
     reports: mpsc::UnboundedSender<Report>,
     /// Requests wait here until it is true.
-    pub gate: watch::Sender<bool>,
+    pub(crate) gate: watch::Sender<bool>,
     /// The same for questions about an identity.
-    pub verifies: watch::Sender<bool>,
+    pub(crate) verifies: watch::Sender<bool>,
     /// Connections are asked to leave once it is true.
-    pub full: watch::Sender<bool>,
+    pub(crate) full: watch::Sender<bool>,
     /// Whether clients count as authenticated.
-    pub is_authenticated: AtomicBool,
+    pub(crate) is_authenticated: AtomicBool,
 }
 
-pub struct Count {
+pub(crate) struct Count {
     cluster: Option<MemoryBudget>,
     report: Report,
     to: mpsc::UnboundedSender<Report>,
@@ -143,14 +140,14 @@ impl Handler for Routes {
 }
 
 /// A running tunnel server with one upstream, both on loopback.
-pub struct Server {
-    pub address: SocketAddr,
-    pub upstreams: TcpListener,
-    pub routes: Arc<Routes>,
-    pub reports: mpsc::UnboundedReceiver<Report>,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) upstreams: TcpListener,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) reports: mpsc::UnboundedReceiver<Report>,
     /// How each connection ended, in the order they did.
-    pub results: mpsc::UnboundedReceiver<Result<Finished, Failure>>,
-    pub drain: watch::Sender<bool>,
+    pub(crate) results: mpsc::UnboundedReceiver<Result<Finished, Failure>>,
+    pub(crate) drain: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
@@ -160,17 +157,17 @@ impl Drop for Server {
     }
 }
 
-pub fn plaintext() -> Settings {
+pub(crate) fn plaintext() -> Settings {
     Settings { plaintext: true, ..Settings::default() }
 }
 
 impl Server {
-    pub async fn start(settings: Settings) -> Self {
+    pub(crate) async fn start(settings: Settings) -> Self {
         Self::start_with(settings, None).await
     }
 
     /// A server whose tunnels all belong to a cluster with a memory budget.
-    pub async fn start_with(settings: Settings, cluster: Option<MemoryBudget>) -> Self {
+    pub(crate) async fn start_with(settings: Settings, cluster: Option<MemoryBudget>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let upstreams = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -194,35 +191,35 @@ impl Server {
     }
 
     /// Takes the upstream end of the next tunnel.
-    pub async fn upstream(&self) -> TcpStream {
+    pub(crate) async fn upstream(&self) -> TcpStream {
         let (stream, _) = patiently(self.upstreams.accept()).await.unwrap();
         stream.set_nodelay(true).unwrap();
         stream
     }
 
-    pub async fn report(&mut self) -> Report {
+    pub(crate) async fn report(&mut self) -> Report {
         patiently(self.reports.recv()).await.unwrap()
     }
 
-    pub async fn result(&mut self) -> Result<Finished, Failure> {
+    pub(crate) async fn result(&mut self) -> Result<Finished, Failure> {
         patiently(self.results.recv()).await.unwrap()
     }
 
     /// An HTTP/2 client with prior knowledge.
-    pub async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         let stream = TcpStream::connect(self.address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         Client::over(stream).await
     }
 
     /// A client with one tunnel to the upstream, both ends in hand.
-    pub async fn tunnel(&self) -> (Client, Ends, TcpStream) {
+    pub(crate) async fn tunnel(&self) -> (Client, Ends, TcpStream) {
         let mut client = self.client().await;
         let (ends, upstream) = self.tunnel_of(&mut client).await;
         (client, ends, upstream)
     }
 
-    pub async fn tunnel_of(&self, client: &mut Client) -> (Ends, TcpStream) {
+    pub(crate) async fn tunnel_of(&self, client: &mut Client) -> (Ends, TcpStream) {
         let (answer, to_upstream) = client.connect(UPSTREAM).await;
         let upstream = self.upstream().await;
         let answer = patiently(answer).await.unwrap();
@@ -259,13 +256,13 @@ async fn accept(
 }
 
 /// An HTTP/2 client.
-pub struct Client {
-    pub requests: SendRequest<Bytes>,
-    pub connection: JoinHandle<Result<(), h2::Error>>,
+pub(crate) struct Client {
+    pub(crate) requests: SendRequest<Bytes>,
+    pub(crate) connection: JoinHandle<Result<(), h2::Error>>,
 }
 
 impl Client {
-    pub async fn over<S>(stream: S) -> Self
+    pub(crate) async fn over<S>(stream: S) -> Self
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
@@ -277,7 +274,7 @@ impl Client {
         Self { requests, connection: tokio::spawn(connection) }
     }
 
-    pub async fn connect(&mut self, authority: &str) -> (ResponseFuture, SendStream<Bytes>) {
+    pub(crate) async fn connect(&mut self, authority: &str) -> (ResponseFuture, SendStream<Bytes>) {
         let uri = http::Uri::builder().authority(authority).build().unwrap();
         let request = http::Request::builder().method(Method::CONNECT).uri(uri).body(()).unwrap();
         let mut ready = patiently(self.requests.clone().ready()).await.unwrap();
@@ -285,7 +282,7 @@ impl Client {
     }
 
     /// `OPTIONS *`: asks whether the server accepts this client.
-    pub async fn refresh(
+    pub(crate) async fn refresh(
         &mut self,
         authority: &str,
         authorization: Option<&str>,
@@ -303,31 +300,31 @@ impl Client {
 }
 
 /// The client's ends of a tunnel.
-pub struct Ends {
-    pub send: SendStream<Bytes>,
-    pub recv: RecvStream,
+pub(crate) struct Ends {
+    pub(crate) send: SendStream<Bytes>,
+    pub(crate) recv: RecvStream,
 }
 
 impl Ends {
-    pub fn write(&mut self, bytes: &'static [u8]) {
+    pub(crate) fn write(&mut self, bytes: &'static [u8]) {
         self.send.send_data(Bytes::from_static(bytes), false).unwrap();
     }
 
-    pub async fn write_all(&mut self, bytes: Bytes) -> Result<(), h2::Error> {
+    pub(crate) async fn write_all(&mut self, bytes: Bytes) -> Result<(), h2::Error> {
         send_all(&mut self.send, bytes).await
     }
 
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.send.send_data(Bytes::new(), true).unwrap();
     }
 
     /// The next bytes; empty at END_STREAM.
-    pub async fn read(&mut self) -> Result<Bytes, h2::Error> {
+    pub(crate) async fn read(&mut self) -> Result<Bytes, h2::Error> {
         receive(&mut self.recv).await
     }
 
     /// Everything until END_STREAM, or what came before the reset together with its reason.
-    pub async fn read_to_end(&mut self) -> (Vec<u8>, Option<h2::Reason>) {
+    pub(crate) async fn read_to_end(&mut self) -> (Vec<u8>, Option<h2::Reason>) {
         receive_all(&mut self.recv).await
     }
 }
@@ -343,7 +340,7 @@ async fn receive(recv: &mut RecvStream) -> Result<Bytes, h2::Error> {
     }
 }
 
-pub async fn receive_all(recv: &mut RecvStream) -> (Vec<u8>, Option<h2::Reason>) {
+pub(crate) async fn receive_all(recv: &mut RecvStream) -> (Vec<u8>, Option<h2::Reason>) {
     let mut all = Vec::new();
     loop {
         match receive(recv).await {
@@ -355,7 +352,7 @@ pub async fn receive_all(recv: &mut RecvStream) -> (Vec<u8>, Option<h2::Reason>)
 }
 
 /// Sends as the window allows.
-pub async fn send_all(send: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::Error> {
+pub(crate) async fn send_all(send: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::Error> {
     while !bytes.is_empty() {
         send.reserve_capacity(bytes.len());
         let window = patiently(std::future::poll_fn(|cx| send.poll_capacity(cx))).await.unwrap()?;
@@ -365,14 +362,14 @@ pub async fn send_all(send: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<
 }
 
 /// A client that speaks bytes.
-pub async fn raw(server: &Server, bytes: &[u8]) -> TcpStream {
+pub(crate) async fn raw(server: &Server, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     stream.write_all(bytes).await.unwrap();
     stream
 }
 
 /// What came until the end, and how it ended.
-pub async fn read_to_end(stream: &mut TcpStream) -> (Vec<u8>, std::io::Result<()>) {
+pub(crate) async fn read_to_end(stream: &mut TcpStream) -> (Vec<u8>, std::io::Result<()>) {
     let mut all = BytesMut::new();
     loop {
         match patiently(stream.read_buf(&mut all)).await {
@@ -383,17 +380,17 @@ pub async fn read_to_end(stream: &mut TcpStream) -> (Vec<u8>, std::io::Result<()
     }
 }
 
-pub fn is_reset(result: &std::io::Result<()>) -> bool {
+pub(crate) fn is_reset(result: &std::io::Result<()>) -> bool {
     matches!(result, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset)
 }
 
 /// Fails the test instead of hanging.
-pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn patiently<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("nothing happened for 30 s")
 }
 
 /// Bytes that say where they stand, so that a lost, doubled or swapped piece is seen.
-pub fn pattern(length: usize) -> Bytes {
+pub(crate) fn pattern(length: usize) -> Bytes {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
