@@ -114,7 +114,7 @@ where
     followed(api, Selection { fields: only.map(|name| format!("metadata.name={name}")), labels: None })
 }
 
-/// Returns [`signs`] of the objects whose labels a selector fits.
+/// Returns [`progress`] of the objects whose labels a selector fits.
 pub fn labelled<K>(
     api: Api<K>,
     selector: &str,

@@ -97,7 +97,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
     /// Watches, and yields the object of each change; `None` stands for all of them.
     pub(crate) fn follow<S, F>(
         self: &Arc<Self>,
-        signs: S,
+        watched: S,
         keep: F,
         writer: Writer<Seen<K>>,
         status: StatusHandle,
@@ -108,7 +108,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
     {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
         let this = Arc::clone(self);
-        recorded(signs, K::KIND, status)
+        recorded(watched, K::KIND, status)
             .filter(move |event| {
                 let dropped =
                     matches!(event, Ok(Apply(seen) | InitApply(seen) | Delete(seen)) if !keep(seen));

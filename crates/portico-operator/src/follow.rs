@@ -47,7 +47,7 @@ where
 
 /// Yields the events of a watch of `kind`, and records how it does.
 pub(crate) fn recorded<T>(
-    signs: impl Stream<Item = watcher::Result<Progress<T>>> + Send + 'static,
+    watched: impl Stream<Item = watcher::Result<Progress<T>>> + Send + 'static,
     kind: &'static str,
     status: StatusHandle,
 ) -> impl Stream<Item = watcher::Result<watcher::Event<T>>> + Send + 'static
@@ -57,7 +57,7 @@ where
     status.watch(kind, |_| ());
     // That of this watch: there may be several of a kind, and another one that works does not end it.
     let mut failing: Option<String> = None;
-    signs.filter_map(move |sign| {
+    watched.filter_map(move |sign| {
         let now = Instant::now();
         ready(match sign {
             // A listing that begins is no answer yet.
@@ -264,9 +264,9 @@ mod tests {
     async fn a_watch_whose_every_listing_is_refused_never_counts_as_one_that_works() {
         let refused = || Err(watcher::Error::NoResourceVersion);
         let begins = || Ok(Progress::Event(watcher::Event::<ConfigMap>::Init));
-        let signs = stream::iter([refused(), begins(), refused(), begins()]);
+        let watched = stream::iter([refused(), begins(), refused(), begins()]);
         let status = StatusHandle::default();
-        recorded(signs, "ConfigMap", status.clone()).for_each(|_| ready(())).await;
+        recorded(watched, "ConfigMap", status.clone()).for_each(|_| ready(())).await;
         let watch = &status.get().watches["ConfigMap"];
         assert!(watch.error.is_some() && watch.age().is_none(), "{watch:?}");
     }
@@ -275,7 +275,7 @@ mod tests {
     async fn of_two_watches_of_a_kind_one_that_works_does_not_end_the_error_of_the_other() {
         let status = StatusHandle::default();
         let error = || status.get().watches["ConfigMap"].error.clone();
-        let watch = |signs| recorded(stream::iter::<Vec<_>>(signs), "ConfigMap", status.clone());
+        let watch = |watched| recorded(stream::iter::<Vec<_>>(watched), "ConfigMap", status.clone());
         let fails = || Err(watcher::Error::NoResourceVersion);
         let mut one = pin!(watch(vec![fails(), Ok(Progress::Event(watcher::Event::<ConfigMap>::InitDone))]));
         one.next().await;

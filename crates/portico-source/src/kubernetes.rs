@@ -1,8 +1,8 @@
 //! Objects from a Kubernetes API, watched.
 //!
 //! Services and EndpointSlices always. What clusters allow comes from ExposedClusters where the API server
-//! serves them, else from KKP's own kinds, else from the Services alone ([`ClustersFrom`]). [`signs`] lists
-//! and watches with deadlines and back-off; `reflector` turns watch events into changes.
+//! serves them, else from KKP's own kinds, else from the Services alone ([`ClustersFrom`]). [`progress`]
+//! lists and watches with deadlines and back-off; `reflector` turns watch events into changes.
 //!
 //! What is promised: no step is complete before everything has been listed once. An answer that a kind is not
 //! served opens nothing: unless the operator says that there are no clusters, a Service in the namespace of

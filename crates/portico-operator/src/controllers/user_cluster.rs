@@ -187,8 +187,8 @@ fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<
 /// The clusters whose kubeconfig changed. Its content is not kept: it is read in each pass.
 fn changed_kubeconfigs(context: &Arc<Context>) -> impl Stream<Item = Work> + Send + use<> {
     let secrets = Api::<PartialObjectMeta<Secret>>::all(context.client.clone());
-    let signs = progress(secrets, Some(INTERNAL_KUBECONFIG));
-    recorded(signs, "Secret", context.status.clone()).map(|event| {
+    let watched = progress(secrets, Some(INTERNAL_KUBECONFIG));
+    recorded(watched, "Secret", context.status.clone()).map(|event| {
         let Ok(watcher::Event::Apply(secret) | watcher::Event::Delete(secret)) = event else {
             return Vec::new();
         };

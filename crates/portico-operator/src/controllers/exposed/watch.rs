@@ -33,10 +33,10 @@ impl ExposedWatch {
         let (cache, writer) = Cache::new();
         let cache = Arc::new(cache);
         let changed = Changes::new();
-        let signs = progress(api(client, ""), None);
+        let watched = progress(api(client, ""), None);
         let (followed, tell, status) = (Arc::clone(&cache), changed.clone(), status.clone());
         let work = async move {
-            let changes = followed.follow(signs, |_| true, writer, status);
+            let changes = followed.follow(watched, |_| true, writer, status);
             changes
                 .for_each(|object| {
                     tell.tell(object);

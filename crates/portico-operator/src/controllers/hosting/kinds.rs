@@ -97,8 +97,8 @@ pub(super) fn followed<K: Resource + Send + Sync + 'static>(
 ) -> (Arc<Cache<K>>, BoxStream<'static, Work>) {
     let (cache, writer) = Cache::new();
     let cache = Arc::new(cache);
-    let signs = labelled(api::<K>(client, ""), selector);
-    let changes = cache.follow(signs, in_cluster, writer, status.clone());
+    let watched = labelled(api::<K>(client, ""), selector);
+    let changes = cache.follow(watched, in_cluster, writer, status.clone());
     let relists = relists.clone();
     (cache, changes.map(of_namespace(move || relists.note())).boxed())
 }
