@@ -1,5 +1,5 @@
-//! Text of a peer, made fit for logs, conditions and Events: proxies, certificates and API servers may say
-//! anything.
+//! What others say, made fit for logs, conditions and Events: proxies, certificates, API servers and names of
+//! files may hold anything.
 
 /// The most characters of [`printable`].
 const LONGEST: usize = 500;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use portico_api::text::printable;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -16,7 +17,6 @@ use crate::error::{DialError, HeadLimit, Refused, Schemes, Sent};
 use crate::proxy::Proxy;
 use crate::socket::{Route, Socket, Transport};
 use crate::target::Target;
-use portico_api::text::printable;
 
 /// The largest head of an answer, with the interim ones (1xx) before it. Those of proxies have some hundred
 /// bytes, with cookies a few thousand.

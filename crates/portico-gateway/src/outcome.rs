@@ -274,6 +274,21 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_has_the_status_of_each_reason() {
+        let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
+        for refusal in Refusal::ALL {
+            let row = manual.lines().find(|line| line.starts_with(&format!("| `{}` |", refusal.reason())));
+            let seen = row.and_then(|row| row.split('|').nth(3)).expect("each reason has a row");
+            let numbers = seen.split(|letter: char| !letter.is_ascii_digit());
+            let statuses: Vec<u16> = numbers.filter_map(|number| number.parse().ok()).collect();
+            match refusal.status() {
+                Some(status) => assert!(statuses.contains(&status), "{refusal:?}: {seen}"),
+                None => assert!(statuses.is_empty(), "{refusal:?}: {seen}"),
+            }
+        }
+    }
+
+    #[test]
     fn clients_are_told_apart_by_alert_as_promised() {
         assert_eq!(Refusal::Unknown.alert(), Some(Description::UnrecognizedName));
         assert_eq!(Refusal::NotAllowed.alert(), Some(Description::AccessDenied));

@@ -16,14 +16,15 @@ const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 pub fn connections_to(targets: &BTreeSet<SocketAddr>) -> io::Result<BTreeSet<(SocketAddr, SocketAddr)>> {
     let mut found = BTreeSet::new();
     for table in TABLES {
+        let failed = |error: io::Error| io::Error::new(error.kind(), format!("{table}: {error}"));
         let file = match File::open(table) {
             Ok(file) => BufReader::new(file),
             // There is no table of IPv6 where a kernel has none.
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
+            Err(error) => return Err(failed(error)),
         };
         for line in file.lines() {
-            found.extend(connection(&line?).filter(|(_, remote)| targets.contains(remote)));
+            found.extend(connection(&line.map_err(failed)?).filter(|(_, remote)| targets.contains(remote)));
         }
     }
     Ok(found)

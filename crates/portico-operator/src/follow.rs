@@ -57,19 +57,19 @@ where
     status.watch(kind, |_| ());
     // That of this watch: there may be several of a kind, and another one that works does not end it.
     let mut failing: Option<String> = None;
-    watched.filter_map(move |sign| {
+    watched.filter_map(move |progress| {
         let now = Instant::now();
-        ready(match sign {
+        ready(match progress {
             // A listing that begins is no answer yet.
             Ok(Progress::Event(event @ watcher::Event::Init)) => Some(Ok(event)),
-            Ok(sign) => {
-                let listed = matches!(sign, Progress::Event(watcher::Event::InitDone));
+            Ok(progress) => {
+                let listed = matches!(progress, Progress::Event(watcher::Event::InitDone));
                 let healed = failing.take().is_some();
                 status.watch(kind, |watch| watch.worked(listed, healed, now));
                 if healed {
                     info!(kind, "the watch works again");
                 }
-                match sign {
+                match progress {
                     Progress::Event(event) => Some(Ok(event)),
                     Progress::Alive => None,
                 }

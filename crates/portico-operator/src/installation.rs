@@ -110,13 +110,13 @@ impl<K: ServedKind> Reflector<K> {
         let work = async move {
             let api = Api::<Served<K>>::all_with(client, &());
             let before = Arc::clone(&this);
-            let signs = progress(api, None).inspect(move |sign| {
+            let watched = progress(api, None).inspect(move |sign| {
                 let answers = sign.as_ref().map_or_else(is_not_served, |_| true);
                 if let Some(outage) = &mut outage {
                     outage.sign(answers, Instant::now());
                 }
             });
-            recorded(signs, K::KIND.name(), status)
+            recorded(watched, K::KIND.name(), status)
                 .filter_map(move |event| future::ready(before.readable(event)))
                 .reflect(writer)
                 .for_each(|event| {

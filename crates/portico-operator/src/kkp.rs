@@ -45,7 +45,7 @@ impl KkpWatch {
         let (deployments, writer) = Cache::new();
         let deployments = Arc::new(deployments);
         let (changed, changes) = channel::channel(());
-        let signs = progress(api(client, ""), Some(DEPLOYMENT));
+        let watched = progress(api(client, ""), Some(DEPLOYMENT));
         let followed = Arc::clone(&deployments);
         let (status, installation) = (status.clone(), installation.clone());
         let namespaces = stream::unfold(installation.changes(), async |mut changes| {
@@ -58,7 +58,7 @@ impl KkpWatch {
                 future::ready(())
             };
             let followed =
-                followed.follow(signs, |seen| selects_its_pods(&seen.value()), writer, status).map(drop);
+                followed.follow(watched, |seen| selects_its_pods(&seen.value()), writer, status).map(drop);
             stream::select(followed, namespaces).for_each(tell).await;
         };
         (Self { deployments, installation, changes }, work)

@@ -1,6 +1,6 @@
 //! The control planes of a seed, as `portico metrics` sees them: where their programs are, and by what each
-//! cluster lets its metrics be read. [`Scraper`] reads the metrics of
-//! one program when somebody asks. Nothing is written.
+//! cluster lets its metrics be read. [`Scraper`] reads those of one program when somebody asks. Nothing is
+//! written.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -80,8 +80,8 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
     ) -> (Self, BoxStream<'static, ()>) {
         let (cache, writer) = Cache::new();
         let cache = Arc::new(cache);
-        let signs = progress(api::<K>(client, &key.namespace), Some(&key.name));
-        let changes = cache.follow(signs, |_| true, writer, status.clone()).map(drop).boxed();
+        let watched = progress(api::<K>(client, &key.namespace), Some(&key.name));
+        let changes = cache.follow(watched, |_| true, writer, status.clone()).map(drop).boxed();
         (Self { cache, key, backoff: Mutex::default() }, changes)
     }
 

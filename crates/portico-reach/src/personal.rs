@@ -24,7 +24,7 @@ use crate::admin::enter;
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
 /// The shortest lifetime that Kubernetes accepts.
-pub const SHORTEST: Duration = Duration::from_mins(10);
+pub const SHORTEST_LIFETIME: Duration = Duration::from_mins(10);
 
 /// How long the controller manager may take to sign.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,8 +39,8 @@ const SLACK: Duration = Duration::from_mins(10);
 const QUOTED: usize = 200;
 
 /// The way that `admin` has, with a certificate of this user, who is in this group: names of 1 to 64
-/// printable letters of ASCII. `lifetime` is [`SHORTEST`] to `i32::MAX` seconds; that the cluster signs for
-/// less is logged.
+/// printable letters of ASCII. `lifetime` is [`SHORTEST_LIFETIME`] to `i32::MAX` seconds; that the cluster
+/// signs for less is logged.
 ///
 /// # Errors
 /// The cluster does not sign it: why, and what to do.

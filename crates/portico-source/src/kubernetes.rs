@@ -315,7 +315,7 @@ impl Worker {
     fn receive(&mut self, message: Message) {
         match message {
             Message::Watch(kind, event) => {
-                // The beginning of a listing is no sign of the API server.
+                // The beginning of a listing is no progress of the API server.
                 let is_activity = !matches!(event, Event::Init);
                 self.reflector.apply(kind, event);
                 if is_activity {
@@ -450,8 +450,8 @@ fn watch_kind<K: ServedKind>(
         Some(namespace) => Api::namespaced_with(client, namespace, &()),
         None => Api::all_with(client, &()),
     };
-    progress(api, only).map(|sign| {
-        let event = match sign {
+    progress(api, only).map(|progress| {
+        let event = match progress {
             Ok(Progress::Alive) => return Message::Alive(K::KIND),
             Ok(Progress::Event(event)) => event,
             Err(error) => return Message::WatchFailed(K::KIND, describe(&error)),

@@ -45,7 +45,7 @@ pub(crate) struct Reflector {
     annotations: Option<ExposeKeys>,
     /// The ClusterIPs of all Services, with the number, modulo 256, of the last listing that had each.
     cluster_ips: HashMap<IpAddr, u8>,
-    /// ClusterIPs that came (true) or went, and were not taken yet.
+    /// Changes of ClusterIPs that were not taken yet.
     cluster_ip_changes: Vec<Change<IpAddr>>,
     problems: BTreeMap<ObjectRef, ManifestProblem>,
     /// Whether every kind watched from the start has been listed.

@@ -10,7 +10,6 @@ use portico_net::MemoryBudget;
 pub use portico_net::{End, Meter, Side};
 use tokio::net::TcpStream;
 
-use crate::server::Failure;
 use crate::server::client_certificate::Presented;
 use crate::token::Token;
 
@@ -51,19 +50,18 @@ pub trait Handler: Send + Sync + 'static {
         None
     }
 
-    /// Ready when others need this connection's slot: the client gets GOAWAY, or 429 as its response, and the
-    /// connection closes. Called once, after [`established`](Self::established). By default it is never
+    /// Ready when others need this connection's slot: the client gets GOAWAY, or this as its response, and
+    /// the connection closes. Called once, after [`established`](Self::established). By default it is never
     /// ready.
-    fn evicted(&self) -> impl Future<Output = ()> + Send {
+    fn evicted(&self) -> impl Future<Output = Refusal> + Send {
         std::future::pending()
     }
 
     /// A request is refused before [`connect`](Self::connect) was called. Returns the status of its response.
     fn refused(&self, request: &BadRequest) -> StatusCode;
 
-    /// The status of the response to a request without which the connection would fail in silence: it came
-    /// without TLS, or its slot was needed.
-    fn status_of(&self, failure: &Failure) -> StatusCode;
+    /// The status of the response to an HTTP/1.1 request without TLS, where only TLS is served.
+    fn plaintext_status(&self) -> StatusCode;
 }
 
 /// One CONNECT request.

@@ -2,7 +2,7 @@
 //!
 //! [`cli`] says what can be asked for, [`verb`] does it, one file a verb. `check` and `routes` look at a
 //! directory once ([`offline`]); `ports`, `firewall` and `capacity` ask the port model ([`requirements`]). A
-//! verb that stays is run by [`daemon`]: runtime, signals, admin listener,
+//! verb that waits for something is run by [`daemon`]: runtime, and if it stays signals, admin listener and
 //! drain.
 //!
 //! What objects mean and how bytes move is decided in the library crates; here is only what a user touches.

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::io;
 
+use portico_api::text::printable;
 use rustls::CertificateError;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::time::ASN1Time;
 
 use crate::socket::Route;
-use portico_api::text::printable;
 
 /// A handshake that failed.
 #[derive(Debug)]

@@ -171,12 +171,7 @@ impl Reviews {
             return Some(known);
         }
         let Some(_waiter) = self.waiters.enter(token.reviewer.cluster(), token.token.secret().len()) else {
-            let has_grace = token.state.has_grace();
-            if has_grace {
-                self.warn(token, TOO_MANY, true);
-            }
-            // The stream that it opens rests on it: it is reviewed again while that is open.
-            return has_grace.then_some(Verdict::Accepted);
+            return self.unreviewed(token);
         };
         // Boxed: what waits for long holds what it needs for that, and no more.
         Some(Box::pin(self.wait(token)).await)
@@ -184,13 +179,24 @@ impl Reviews {
 
     pub(super) async fn wait(&self, token: &ReviewedToken) -> Verdict {
         let begun = Instant::now();
-        let Ok(_turn) = timeout(PATIENCE, token.state.turn.lock()).await else {
-            return self.learn(token, Answer::Failed(TOO_MANY.into()));
+        let reviewed = async {
+            let _turn = timeout(PATIENCE, token.state.turn.lock()).await.ok()?;
+            match token.state.known() {
+                Some(known) => Some(known),
+                None => self.review(token, PATIENCE.saturating_sub(begun.elapsed())).await,
+            }
         };
-        match token.state.known() {
-            Some(known) => known,
-            None => self.review(token, PATIENCE.saturating_sub(begun.elapsed())).await,
-        }
+        let verdict = reviewed.await.or_else(|| self.unreviewed(token));
+        verdict.unwrap_or_else(|| self.learn(token, Answer::Failed(TOO_MANY.into())))
+    }
+
+    /// What `token` is worth while too many wait for a review; `None` without a grace. What is known of it
+    /// stays. The credential of the connection rests on it, and is reviewed again as long as that is open.
+    fn unreviewed(&self, token: &ReviewedToken) -> Option<Verdict> {
+        token.state.has_grace().then(|| {
+            self.warn(token, TOO_MANY, true);
+            Verdict::Accepted
+        })
     }
 
     /// Reviews a token in use again, if it is due. Returns whether the API server could be asked.
@@ -198,32 +204,33 @@ impl Reviews {
         let _turn = token.state.turn.lock().await;
         if token.state.is_due() {
             // Boxed: many wait, few ask.
-            Box::pin(self.review(&token, PATIENCE_IN_USE)).await;
+            if Box::pin(self.review(&token, PATIENCE_IN_USE)).await.is_none() {
+                self.learn(&token, Answer::Failed(TOO_MANY.into()));
+            }
         }
         !token.state.is_failing()
     }
 
-    async fn review(&self, token: &ReviewedToken, patience: Duration) -> Verdict {
-        let mut answer = self.ask(token, patience).await;
+    /// `None` if there is no permit in time.
+    async fn review(&self, token: &ReviewedToken, patience: Duration) -> Option<Verdict> {
+        let mut answer = self.ask(token, patience).await?;
         if matches!(answer, Answer::No(_)) && token.state.was_accepted() {
             sleep(CONFIRM_AFTER).await;
-            answer = self.ask(token, patience).await;
+            answer = self.ask(token, patience).await?;
         }
-        self.learn(token, answer)
+        Some(self.learn(token, answer))
     }
 
-    /// Has the API server review `token` once.
-    async fn ask(&self, token: &ReviewedToken, patience: Duration) -> Answer {
+    /// Has the API server review `token` once. `None` if there is no permit in time.
+    async fn ask(&self, token: &ReviewedToken, patience: Duration) -> Option<Answer> {
         let reviewer = &token.reviewer;
-        let Ok(_permit) = timeout(patience, self.permits.acquire(reviewer.cluster())).await else {
-            return Answer::Failed(TOO_MANY.into());
-        };
+        let _permit = timeout(patience, self.permits.acquire(reviewer.cluster())).await.ok()?;
         let begun = Instant::now();
         let answer = timeout(REVIEW_TIMEOUT, reviewer.review(token.token.secret())).await;
         let answer =
             answer.unwrap_or_else(|_| Answer::Failed("the API server did not answer in time".into()));
         self.count(&answer, begun.elapsed());
-        answer
+        Some(answer)
     }
 
     fn learn(&self, token: &ReviewedToken, answer: Answer) -> Verdict {

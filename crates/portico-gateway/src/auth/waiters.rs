@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use portico_api::names::Tenant;
 
 /// The part of the memory for requests that wait which those of one cluster may take: an API server that
-/// hangs leaves room for three others that do.
+/// hangs leaves room for three others that do. With 1 GiB of memory for the gateway, and tokens of 1 KiB, two
+/// thousand nodes of a cluster may come at once.
 pub(super) const SHARES: usize = 4;
 
 /// What a request that waits takes beside its token: its stream, its task, and what it asks for.

@@ -33,6 +33,10 @@ use crate::record::Listener;
 use crate::session::Session;
 use crate::worker::Worker;
 
+/// What an unauthenticated client gets whose slot is needed.
+const EVICTED: &str =
+    "the gateway needs the slot for others; show an identity that is accepted, or try again";
+
 /// The response to an authority that cannot be parsed.
 const AUTHORITY_FORM: &str =
     "the authority must be HOST:PORT, such as apiserver-external.cluster-a.svc.cluster.local:443";
@@ -163,6 +167,8 @@ struct Pending {
     tunnel: Option<OpenGuard>,
     /// The cluster of its certificate takes as much as is left for all others.
     is_refused: bool,
+    /// Its slot was needed.
+    is_evicted: bool,
 }
 
 impl Handler for Connection {
@@ -217,15 +223,23 @@ impl Handler for Connection {
         self.pending().tunnel.as_ref().map(|tunnel| tunnel.cluster().memory().clone())
     }
 
-    async fn evicted(&self) {
+    async fn evicted(&self) -> portico_tunnel::Refusal {
         let is_evicted = poll_fn(|cx| match &*self.pending() {
             Pending { unauthenticated: Some(slot), .. } => slot.poll_evicted(cx).map(|()| true),
             Pending { is_refused, .. } => Poll::Ready(*is_refused),
         });
         if !is_evicted.await {
             // It has authenticated, and its cluster has room for it; or it need not.
-            pending().await
+            return pending().await;
         }
+        let mut pending = self.pending();
+        pending.is_evicted = true;
+        let (refusal, reason) = if pending.is_refused {
+            (Refusal::FairShare, Refusal::FairShare.message())
+        } else {
+            (Refusal::MaxUnauthenticated, EVICTED)
+        };
+        portico_tunnel::Refusal::new(status(refusal), reason)
     }
 
     fn refused(&self, request: &BadRequest) -> StatusCode {
@@ -239,8 +253,8 @@ impl Handler for Connection {
         status(refusal)
     }
 
-    fn status_of(&self, failure: &Failure) -> StatusCode {
-        self.refusal_of(failure).map_or(StatusCode::INTERNAL_SERVER_ERROR, status)
+    fn plaintext_status(&self) -> StatusCode {
+        status(Refusal::NotAuthorized)
     }
 }
 
@@ -261,7 +275,7 @@ impl Connection {
             Failure::Flood(_) | Failure::Unfinished => Refusal::Flood,
             _ if established => return None,
             Failure::Evicted => Refusal::MaxHandshakes,
-            Failure::ClosedEarly => Refusal::ClosedEarly,
+            Failure::ClosedEarly | Failure::Http1(_) => Refusal::ClosedEarly,
             Failure::TooSlow => Refusal::TooSlow,
             Failure::PlaintextNotServed | Failure::Untrusted(_) => Refusal::NotAuthorized,
             _ => Refusal::Malformed,
@@ -391,7 +405,8 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if self.open {
+        // An eviction is counted once, for the connection.
+        if self.open && !self.connection.pending().is_evicted {
             self.refuse(Refusal::ClosedEarly);
         }
     }

@@ -14,7 +14,7 @@ use crate::support::*;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
-use portico_gateway::{Config, End, Gateway, Method, StaticTokens, TokenSettings};
+use portico_gateway::{Config, End, Gateway, Method, Refusal, StaticTokens, TokenSettings};
 use portico_lab::pki::{Authority, Certificate, Pki};
 use portico_tunnel::TlsFiles;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, StreamOwned};
@@ -812,4 +812,6 @@ fn an_http1_request_that_waits_for_a_review_makes_room_for_the_next() {
     first.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
     eventually("it is counted", || gave_way(&gateway) == 1);
+    let totals = gateway.shared().totals();
+    assert_eq!(totals.refusals[Refusal::ClosedEarly as usize], 0, "once, and not as the client's doing");
 }

@@ -93,6 +93,12 @@ fn closed_early() {
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_to_end(&mut client), b"");
     assert_counted(&gateway, Refusal::ClosedEarly);
+    let gateway = start(both());
+    let mut client = connect(tunnel_address(&gateway));
+    client.write_all(b"CONNECT a:1 HT").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_to_end(&mut client), b"");
+    assert_counted(&gateway, Refusal::ClosedEarly);
 }
 
 fn too_slow() {

@@ -93,7 +93,13 @@ impl Handler for Model {
         self.authenticated.load(Relaxed)
     }
 
-    fn refused(&self, _: &BadRequest) {}
+    fn refused(&self, _: &BadRequest) -> StatusCode {
+        StatusCode::BAD_REQUEST
+    }
+
+    fn plaintext_status(&self) -> StatusCode {
+        StatusCode::FORBIDDEN
+    }
 }
 
 thread_local! {

@@ -56,7 +56,7 @@ pub enum Failure {
     /// The HTTP/1.1 client left before it had its response.
     #[error("HTTP/1.1 connection: {0}")]
     Http1(#[source] io::Error),
-    /// [`Handler::evicted`](crate::Handler::evicted) was ready. The client got GOAWAY or 429.
+    /// [`Handler::evicted`](crate::Handler::evicted) was ready. The client got GOAWAY, or a response.
     #[error("the client had shown no identity that is accepted, and its slot was needed")]
     Evicted,
     /// The client sent more than it may. It got GOAWAY.

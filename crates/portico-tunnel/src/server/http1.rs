@@ -19,10 +19,6 @@ use crate::token::Token;
 
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// What a client gets whose slot is needed.
-const EVICTED: &str =
-    "the gateway needs the slot for others; show an identity that is accepted, or try again";
-
 /// How long a refused client may take to read the response and close.
 pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -50,23 +46,25 @@ where
     H: Handler,
 {
     let mut bytes = bytes;
-    let head = timeout_at(deadline, read_head(stream, &mut bytes, caller)).await;
+    let head = match timeout_at(deadline, read_head(stream, &mut bytes, caller)).await {
+        Ok(Err(HeadError::Gone(error))) => return Err(Failure::Http1(error)),
+        Ok(Err(HeadError::Refused(bad_request))) => Err(bad_request),
+        Err(_) => Err(BadRequest::TooSlow),
+        Ok(Ok(request)) => Ok(request),
+    };
     caller.established(&**handler);
     let bad_request = match head {
-        Ok(Err(HeadError::Gone(error))) => return Err(Failure::Http1(error)),
-        Ok(Err(HeadError::Refused(bad_request))) => bad_request,
-        Err(_) => BadRequest::TooSlow,
-        Ok(Ok(request)) => match connect_if_wanted(handler, &request).await {
-            None => {
-                let status = handler.status_of(&Failure::Evicted);
-                refuse(stream, &Refusal::new(status, EVICTED)).await;
+        Err(bad_request) => bad_request,
+        Ok(request) => match connect_unless_evicted(handler, &request).await {
+            Err(evicted) => {
+                refuse(stream, &evicted).await;
                 return Err(Failure::Evicted);
             }
-            Some(Err(refusal)) => {
+            Ok(Err(refusal)) => {
                 refuse(stream, &refusal).await;
                 return Ok(None);
             }
-            Some(Ok(upstream)) => {
+            Ok(Ok(upstream)) => {
                 if let Err(error) = answer(stream, ESTABLISHED).await {
                     // A reset tells the upstream that nothing will come.
                     linger::abort(&upstream.stream);
@@ -81,17 +79,17 @@ where
     Ok(None)
 }
 
-/// Connects. `None` if the connection has to make room for others before that is done.
-async fn connect_if_wanted<H: Handler>(
+/// Connects. `Err` if the connection has to make room for others before that is done.
+async fn connect_unless_evicted<H: Handler>(
     handler: &Arc<H>,
     request: &Request,
-) -> Option<Result<Upstream<H::Meter>, Refusal>> {
+) -> Result<Result<Upstream<H::Meter>, Refusal>, Refusal> {
     // Boxed: a tunnel at rest does not keep the memory that connecting needs.
     let connect = Box::pin(handler.connect(request));
     tokio::select! {
         biased;
-        outcome = connect => Some(outcome),
-        () = handler.evicted() => None,
+        outcome = connect => Ok(outcome),
+        evicted = handler.evicted() => Err(evicted),
     }
 }
 
@@ -101,7 +99,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     H: Handler,
 {
-    let status = handler.status_of(&Failure::PlaintextNotServed);
+    let status = handler.plaintext_status();
     refuse(stream, &Refusal::new(status, "this listener serves TLS only")).await;
 }
 

@@ -99,7 +99,7 @@ where
         tokio::select! {
             biased;
             // Before requests, or a client that sends them without a pause would stay.
-            () = &mut evicted => {
+            _ = &mut evicted => {
                 dismiss(connection).await;
                 return Err(Failure::Evicted);
             }

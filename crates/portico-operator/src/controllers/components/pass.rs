@@ -18,8 +18,7 @@ use super::context::Context;
 use super::tunnel::{is_in_the_way, names};
 use crate::condition::State;
 use crate::slot::{Held, Presence};
-use crate::write::WriteError;
-use crate::write::request;
+use crate::write::{WriteError, request};
 
 /// How long a load balancer may take until it has an address. Clouds need one to three minutes.
 const ADDRESS_GRACE: SignedDuration = SignedDuration::from_mins(5);

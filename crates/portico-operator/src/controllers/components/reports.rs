@@ -16,8 +16,7 @@ use crate::cache::api;
 use crate::condition::{State, condition};
 use crate::installation::reference;
 use crate::status::SeedReport;
-use crate::write::WriteError;
-use crate::write::{DEFINITION_OUTDATED, RequestError, request};
+use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, request};
 
 /// The condition of a Seed that says how it stands with its gateway.
 pub(super) const CONDITION: &str = "PorticoSeedReady";

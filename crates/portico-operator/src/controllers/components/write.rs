@@ -8,8 +8,7 @@ use tracing::info;
 use super::context::Context;
 use crate::installation::reference;
 use crate::slot::{Held, Put};
-use crate::write::WriteError;
-use crate::write::{PUT_BACK, part};
+use crate::write::{PUT_BACK, WriteError, part};
 
 impl Context {
     /// Applies an object, and counts it if that changed anything. One put back is an Event of the Seed.

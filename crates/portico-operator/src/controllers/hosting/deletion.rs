@@ -23,8 +23,7 @@ use crate::cache::api;
 use crate::clock::ahead;
 use crate::condition::State;
 use crate::controllers::exposure::belongs_to;
-use crate::write::WriteError;
-use crate::write::{only_this, request};
+use crate::write::{WriteError, only_this, request};
 
 /// The finalizer.
 const FINALIZER: &str = "portico.k8c.io/control-plane";

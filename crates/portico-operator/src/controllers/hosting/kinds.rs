@@ -25,8 +25,7 @@ use crate::contention::RepairBackoffs;
 use crate::controllers::exposure::{in_cluster, of_namespace};
 use crate::slot::{Put, delete, put};
 use crate::status::StatusHandle;
-use crate::write::WriteError;
-use crate::write::request;
+use crate::write::{WriteError, request};
 
 /// The backoffs of the objects of one cluster.
 pub(super) type Shared = Arc<Mutex<RepairBackoffs>>;

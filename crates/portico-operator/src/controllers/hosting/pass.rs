@@ -38,8 +38,7 @@ use crate::controllers::exposed::reference;
 use crate::controllers::exposure::belongs_to;
 use crate::installation::SeveralConfigurations;
 use crate::slot::Put;
-use crate::write::WriteError;
-use crate::write::{PUT_BACK, part, request};
+use crate::write::{PUT_BACK, WriteError, part, request};
 
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.
 const PRUNED: [&str; 4] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND, Deployment::KIND];

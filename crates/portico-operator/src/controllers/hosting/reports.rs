@@ -14,8 +14,7 @@ use super::context::{ACTION, Context};
 use super::health::{self, Health};
 use crate::condition::{State, condition};
 use crate::controllers::exposed::reference;
-use crate::write::WriteError;
-use crate::write::{has_condition, request};
+use crate::write::{WriteError, has_condition, request};
 
 /// What is the way of every control plane that begins or ends: neither a warning in the log nor on the
 /// Cluster.

@@ -33,8 +33,7 @@ use crate::controllers::exposed::reference;
 use crate::follow::recorded;
 use crate::slot::{applied, made_once};
 use crate::status::StatusHandle;
-use crate::write::WriteError;
-use crate::write::{part, request};
+use crate::write::{WriteError, part, request};
 
 /// Reads that are under way at a time, of one cluster.
 const AT_ONCE: usize = 4;

@@ -22,8 +22,7 @@ use super::server::PATH;
 use super::{Context, Reached};
 use crate::kkp::Kkp;
 use crate::slot::{Held, Presence, Put};
-use crate::write::WriteError;
-use crate::write::{PUT_BACK, part};
+use crate::write::{PUT_BACK, WriteError, part};
 
 /// Seconds that the API server waits for an answer, before it admits.
 const TIMEOUT: u8 = 3;

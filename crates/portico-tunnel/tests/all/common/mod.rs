@@ -116,8 +116,9 @@ impl Handler for Routes {
         self.cluster.clone()
     }
 
-    async fn evicted(&self) {
+    async fn evicted(&self) -> Refusal {
         let _ = self.full.subscribe().wait_for(|full| *full).await;
+        Refusal::new(StatusCode::TOO_MANY_REQUESTS, "others need the slot")
     }
 
     fn refused(&self, request: &BadRequest) -> StatusCode {
@@ -131,11 +132,8 @@ impl Handler for Routes {
         status
     }
 
-    fn status_of(&self, failure: &Failure) -> StatusCode {
-        match failure {
-            Failure::PlaintextNotServed => StatusCode::FORBIDDEN,
-            _ => StatusCode::TOO_MANY_REQUESTS,
-        }
+    fn plaintext_status(&self) -> StatusCode {
+        StatusCode::FORBIDDEN
     }
 }
 

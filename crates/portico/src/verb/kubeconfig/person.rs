@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use portico_reach::personal::SHORTEST;
+use portico_reach::personal::SHORTEST_LIFETIME;
 
 use crate::args::positive_duration;
 
@@ -30,7 +30,7 @@ fn name(text: &str) -> Result<String, String> {
 
 fn lifetime(text: &str) -> Result<Duration, String> {
     match positive_duration(text)? {
-        lifetime if lifetime < SHORTEST => Err("Kubernetes signs for 10m or more".to_owned()),
+        lifetime if lifetime < SHORTEST_LIFETIME => Err("Kubernetes signs for 10m or more".to_owned()),
         // The field has 32 bits.
         lifetime if i32::try_from(lifetime.as_secs()).is_err() => Err("that is too long".to_owned()),
         lifetime => Ok(lifetime),
@@ -49,7 +49,7 @@ mod tests {
         for bad in ["", "a\nb", "\u{1b}[0m", "ä", &"a".repeat(65)] {
             assert!(name(bad).is_err(), "{bad}");
         }
-        assert_eq!(lifetime("10m"), Ok(SHORTEST));
+        assert_eq!(lifetime("10m"), Ok(SHORTEST_LIFETIME));
         assert!(lifetime("9m59s").is_err() && lifetime("0s").is_err() && lifetime("1000000h").is_err());
     }
 }
