@@ -29,7 +29,8 @@ pub(crate) struct Cli {
 }
 
 /// What to do. Only the flags of the verb that is asked for are built: those of all take 400 KB of stack, and
-/// a program that stays keeps them.
+/// a program that stays keeps them. So what is built later must say nothing about the verb: structs of flags
+/// have no doc comments, which clap would show in place of those here.
 #[derive(Debug, Subcommand)]
 #[command(defer = true)]
 pub(crate) enum Verb {

@@ -55,7 +55,7 @@ impl<'a> Hosted<'a> {
     }
 }
 
-/// What holds for all control planes of a seed.
+// What holds for all control planes of a seed.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Control planes")]
 pub(crate) struct Installation {

@@ -18,7 +18,7 @@ use crate::daemon;
 use crate::finding::Finding;
 use crate::hosted::Hosted;
 
-/// The flags of `portico check` and `portico routes`.
+// The flags of `portico check` and `portico routes`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Directory of manifests, or of a copy of a seed's objects (kubectl get -o yaml)
@@ -90,7 +90,7 @@ fn list_live(
     })
 }
 
-/// Where the objects of an installation are, for verbs that need nothing else of them.
+// Where the objects of an installation are, for verbs that need nothing else of them.
 #[derive(Debug, Args)]
 pub(crate) struct Source {
     /// Directory of manifests, or of a copy of a seed's objects (kubectl get -o yaml)

@@ -24,7 +24,7 @@ use portico_source::Object;
 use portico_sync::{ReadAs, Site};
 use portico_yaml::{Content, Documents, Node};
 
-/// What is known of an installation.
+// What is known of an installation.
 #[derive(Debug, Args)]
 pub(crate) struct Known {
     /// The expose strategy: NodePort, LoadBalancer or Tunneling
@@ -53,7 +53,7 @@ impl Known {
     }
 }
 
-/// Which requirements are asked for.
+// Which requirements are asked for.
 #[derive(Debug, Args)]
 pub(crate) struct Asked {
     /// Only those of this product: kkp, kublr or portico; may be repeated

@@ -11,7 +11,7 @@ use portico_reach::{Chain, Front, Link, SeedSnapshot, State};
 
 use crate::args::{duration, kubeconfig, object_key};
 
-/// The seed that is asked, and where its gateways are.
+// The seed that is asked, and where its gateways are.
 #[derive(Debug, Args)]
 pub(crate) struct SeedFlags {
     /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]

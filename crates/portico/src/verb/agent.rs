@@ -24,7 +24,7 @@ use self::flags::Flags;
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
 
-/// `portico agent`, and what else there is to an agent.
+// `portico agent`, and what else there is to an agent.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Command {
@@ -34,7 +34,7 @@ pub(crate) struct Command {
     verb: Option<Verb>,
 }
 
-/// What else there is to an agent.
+// What else there is to an agent.
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Only look whether the address could be held here: exit code 1 with the evidence, if not

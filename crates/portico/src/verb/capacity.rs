@@ -13,7 +13,7 @@ use crate::offline::Source;
 use crate::outcome::{Outcome, print};
 use crate::requirements::needs;
 
-/// `portico capacity`.
+// `portico capacity`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]

@@ -17,7 +17,7 @@ use crate::hosted::{Hosted, Installation};
 use crate::offline::Source;
 use crate::outcome::{Outcome, print};
 
-/// `portico control-plane`.
+// `portico control-plane`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Name of the Cluster; without it, all that have a layout

@@ -10,7 +10,7 @@ const KUBERMATIC: &str = include_str!("../../../../deploy/crds-kubermatic.yaml")
 /// Those that Portico adds.
 const OWN: &str = include_str!("../../../../deploy/crds.yaml");
 
-/// `portico crds`.
+// `portico crds`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Only the kinds that Portico adds: for a seed with KKP, which has its own definitions of the others

@@ -35,7 +35,7 @@ use crate::outcome::{Outcome, print};
 /// Attempts to start although another process took a port between looking and binding.
 const MOST_ATTEMPTS: usize = 5;
 
-/// `portico demo`.
+// `portico demo`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]

@@ -17,7 +17,7 @@ use crate::outcome::Outcome;
 /// Where a kubelet reads the last words of a container. They get into the status of its pod.
 const LAST_WORDS: &str = "/dev/termination-log";
 
-/// The two steps: into the pod, and in it.
+// The two steps: into the pod, and in it.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Copy this program to a file, for a container of another image
@@ -56,7 +56,7 @@ Examples:
     Run(Flags),
 }
 
-/// `portico etcd run`.
+// `portico etcd run`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Whether the ring has held data: then no empty one is made in its place

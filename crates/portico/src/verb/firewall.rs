@@ -15,7 +15,7 @@ use portico_ports::{Facts, Inventory};
 use crate::outcome::{Outcome, print};
 use crate::requirements::Known;
 
-/// `portico firewall`.
+// `portico firewall`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Command {
@@ -38,7 +38,7 @@ pub(crate) struct Command {
     namespace: String,
 }
 
-/// Whose rules.
+// Whose rules.
 #[derive(Debug, Args)]
 struct Scope {
     /// What the machines are: worker, seed, master, front, ...; several of machines that are several things.
@@ -55,7 +55,7 @@ struct Scope {
     known: Known,
 }
 
-/// `portico firewall diff`.
+// `portico firewall diff`.
 #[derive(Debug, Subcommand)]
 enum Sub {
     /// Compare the rules that a role needs with rules in force: what is missing, what is open and needless

@@ -25,7 +25,7 @@ mod metrics;
 
 use metrics::front_metrics;
 
-/// `portico front`.
+// `portico front`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub(crate) struct Flags {
     without_exposed_clusters: bool,
 }
 
-/// What every process with the controller of the front Service takes.
+// What every process with the controller of the front Service takes.
 #[derive(Debug, Args)]
 pub(crate) struct FrontFlags {
     /// The LoadBalancer Service whose ports are kept in line

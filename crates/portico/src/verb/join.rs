@@ -19,7 +19,7 @@ use portico_join::kubelet;
 use crate::daemon;
 use crate::outcome::Outcome;
 
-/// `portico join`, and what belongs to it.
+// `portico join`, and what belongs to it.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Command {
@@ -29,7 +29,7 @@ pub(crate) struct Command {
     verb: Option<Verb>,
 }
 
-/// What belongs to it.
+// What belongs to it.
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Make a bootstrap token, and print the command with which machines join

@@ -24,7 +24,7 @@ mod person;
 
 use self::person::Person;
 
-/// `portico kubeconfig`.
+// `portico kubeconfig`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Name of the Cluster
@@ -44,7 +44,7 @@ pub(crate) struct Flags {
     personal: Person,
 }
 
-/// The administrator of a user cluster: as the seed knows it, or by a kubeconfig of its own.
+// The administrator of a user cluster: as the seed knows it, or by a kubeconfig of its own.
 #[derive(Debug, Args)]
 pub(crate) struct AdminFlags {
     /// Name of the Cluster

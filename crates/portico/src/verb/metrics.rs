@@ -20,7 +20,7 @@ use crate::args::Listen;
 use crate::daemon::{self, Admin, Daemon, Hangup};
 use crate::outcome::Outcome;
 
-/// `portico metrics`.
+// `portico metrics`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// How to reach the Kubernetes API of the seed, also by its proxy-url or HTTPS_PROXY; without it, as a

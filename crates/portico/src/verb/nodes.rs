@@ -12,7 +12,7 @@ use crate::daemon;
 use crate::outcome::{Outcome, print};
 use crate::verb::kubeconfig::AdminFlags;
 
-/// `portico nodes`.
+// `portico nodes`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]

@@ -37,7 +37,7 @@ const ALARM_PERIOD: Duration = Duration::from_secs(30);
 /// The time that docs/hosting.md states for a deletion.
 const DELETION_PATIENCE: SignedDuration = SignedDuration::from_mins(2);
 
-/// `portico operator`.
+// `portico operator`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]
@@ -65,7 +65,7 @@ pub(crate) struct Flags {
     webhook: WebhookFlags,
 }
 
-/// How the gateway is made.
+// How the gateway is made.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Gateway")]
 struct GatewayFlags {
@@ -82,7 +82,7 @@ struct GatewayFlags {
     admin_from: Vec<AdminPeer>,
 }
 
-/// How control planes are made.
+// How control planes are made.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Control planes")]
 struct HostingFlags {
@@ -102,7 +102,7 @@ enum Keys {
     Rsa,
 }
 
-/// How mistakes are refused when they are made.
+// How mistakes are refused when they are made.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Admission webhook")]
 struct WebhookFlags {

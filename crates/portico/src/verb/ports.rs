@@ -20,7 +20,7 @@ use crate::requirements::{Asked, needs};
 /// Most reasons shown in the note below the table; JSON has all.
 const MOST_REASONS: usize = 4;
 
-/// `portico ports`.
+// `portico ports`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Command {
@@ -39,7 +39,7 @@ pub(crate) struct Command {
     output: Format,
 }
 
-/// `portico ports diff`.
+// `portico ports diff`.
 #[derive(Debug, Subcommand)]
 enum Sub {
     /// What to open, and what can be closed, on the way from one installation to another

@@ -11,7 +11,7 @@ use crate::daemon;
 use crate::outcome::{Outcome, print};
 use crate::seed::{SeedFlags, text_of};
 
-/// `portico status`.
+// `portico status`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Name of a Cluster; without it, all of them, and what this machine sees of their addresses is left out

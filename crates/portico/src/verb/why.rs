@@ -11,7 +11,7 @@ use crate::daemon;
 use crate::outcome::{Outcome, print};
 use crate::seed::{SeedFlags, text_of};
 
-/// `portico why`.
+// `portico why`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// Name of a Cluster, a host name by which clients come, or a node of a cluster

@@ -1,5 +1,6 @@
 //! The command line contract: exit codes, version, help.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -18,21 +19,56 @@ fn the_version_names_a_release() {
 
 #[test]
 fn every_verb_has_help_with_an_example() {
-    let all = stdout(&run(&["--help"]));
-    let commands = all.split_once("Commands:\n").unwrap().1;
-    let commands = commands.split("\nOptions:").next().unwrap();
-    // What stands further to the right goes on with a description.
-    let lines = commands.lines().filter_map(|line| line.strip_prefix("  "));
-    let verbs = lines.filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(' ').next());
-    let verbs: Vec<&str> = verbs.filter(|verb| *verb != "help").collect();
-    assert!(verbs.len() > 20 && verbs.contains(&"gateway"), "the list has another form now: {verbs:?}");
-    for verb in verbs {
+    let verbs = verbs_of(&stdout(&run(&["--help"])));
+    assert!(verbs.len() > 20 && verbs.contains_key("gateway"), "the list has another form now: {verbs:?}");
+    for verb in verbs.keys() {
         let output = run(&[verb, "--help"]);
         assert!(output.status.success(), "{verb}");
         let text = stdout(&output);
         assert!(text.contains("Example"), "{verb}: {text}");
         assert!(text.contains(&format!("portico {verb}")), "{verb}: {text}");
     }
+}
+
+#[test]
+fn help_of_a_verb_begins_with_what_the_list_of_verbs_says_of_it() {
+    let mut left = vec![Vec::new()];
+    let mut count = 0;
+    while let Some(path) = left.pop() {
+        let help = |path: &[String]| {
+            let words: Vec<&str> = path.iter().map(|word| &**word).chain(["--help"]).collect();
+            stdout(&run(&words))
+        };
+        for (verb, says) in verbs_of(&help(&path)) {
+            let path = [&path[..], &[verb]].concat();
+            let first = help(&path).split("\n\n").next().map(joined);
+            assert_eq!(first, Some(says), "portico {}", path.join(" "));
+            left.push(path);
+            count += 1;
+        }
+    }
+    assert!(count > 30, "only {count} verbs were found");
+}
+
+/// The verbs that a help text lists, and what it says of each.
+fn verbs_of(help: &str) -> BTreeMap<String, String> {
+    let Some((_, list)) = help.split_once("Commands:\n") else { return BTreeMap::new() };
+    let list = list.split("\n\n").next().unwrap();
+    let mut verbs: Vec<String> = Vec::new();
+    for line in list.lines() {
+        match line.strip_prefix("  ") {
+            // What stands further to the right goes on with a description.
+            Some(line) if !line.starts_with(' ') => verbs.push(line.to_owned()),
+            _ => verbs.last_mut().unwrap().push_str(line),
+        }
+    }
+    let verbs = verbs.iter().map(|line| line.split_once(' ').unwrap());
+    let verbs = verbs.filter(|(verb, _)| *verb != "help");
+    verbs.map(|(verb, says)| (verb.to_owned(), joined(says))).collect()
+}
+
+fn joined(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Commands of pages, as people paste them. After `--help` nothing is looked at; what is before must exist.

@@ -12,7 +12,7 @@ use super::flags::{AddressFlags, NO_ARP_CHECK};
 use crate::daemon;
 use crate::outcome::{Outcome, print};
 
-/// `portico agent check`.
+// `portico agent check`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]

@@ -25,7 +25,7 @@ use crate::verb::gateway::flags::AccessLogFormat;
 pub(super) const NO_ARP_CHECK: &str =
     "--no-arp-check has no effect: the agent asks nothing on the links any more; leave it out";
 
-/// `portico agent`.
+// `portico agent`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]
@@ -106,7 +106,7 @@ pub(crate) struct NodeFlags {
     pub(crate) admin_listen: Listen,
 }
 
-/// Which address is held, and how; also of `portico agent check`.
+// Which address is held, and how; also of `portico agent check`.
 #[derive(Debug, Args)]
 pub(crate) struct AddressFlags {
     /// The address to hold on this node; off for none

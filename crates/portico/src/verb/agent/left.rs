@@ -22,7 +22,7 @@ const HTTPS: u16 = 443;
 /// Most connections that are listed.
 const NAMED: usize = 3;
 
-/// `portico agent left`.
+// `portico agent left`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// The address that should be in use no more

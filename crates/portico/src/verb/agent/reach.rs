@@ -24,7 +24,7 @@ use crate::outcome::Outcome;
 /// What is asked for: every API server has it.
 const ASKED: &str = "/readyz";
 
-/// `portico agent reach`.
+// `portico agent reach`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// An API server; of several, each must be reached

@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest answer that is read.
 const LONGEST: u64 = 64 * 1024;
 
-/// `portico agent ready`.
+// `portico agent ready`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// The agent's --admin-listen

@@ -15,7 +15,7 @@ const KONNECTIVITY_PORTS: u16 = 3;
 /// Ports tried for one purpose before giving up.
 const MOST_TRIED: u16 = 500;
 
-/// The ports that the demo looks at first.
+// The ports that the demo looks at first.
 #[derive(Debug, Args)]
 pub(super) struct WantedPorts {
     /// First port to try for clients by server name

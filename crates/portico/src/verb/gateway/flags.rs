@@ -33,7 +33,7 @@ use crate::args::{
 };
 use crate::memory_limit::MemoryLimit;
 
-/// `portico gateway`.
+// `portico gateway`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]

@@ -26,7 +26,7 @@ use crate::outcome::{Outcome, print};
 /// Where packages and people put the kubelet.
 const PROGRAMS: [&str; 2] = ["/usr/bin/kubelet", "/usr/local/bin/kubelet"];
 
-/// `portico join`.
+// `portico join`.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// URL of the cluster's API server

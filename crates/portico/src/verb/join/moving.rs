@@ -21,7 +21,7 @@ use crate::outcome::{Outcome, print};
 /// In a pod, between an attempt that failed and the next.
 const AGAIN: Duration = Duration::from_mins(10);
 
-/// `portico join move`.
+// `portico join move`.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// URL of the cluster's API server from now on

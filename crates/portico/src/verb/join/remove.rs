@@ -8,7 +8,7 @@ use portico_join::{files, kubelet};
 
 use crate::outcome::{Outcome, print};
 
-/// `portico join remove`.
+// `portico join remove`.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Folder below which the files are, as when the machine joined

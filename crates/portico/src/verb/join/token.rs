@@ -20,7 +20,7 @@ use crate::verb::kubeconfig::AdminFlags;
 /// Of twice as many bytes as a token has letters, more than enough are used.
 const RANDOM: usize = 64;
 
-/// `portico join token`.
+// `portico join token`.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]

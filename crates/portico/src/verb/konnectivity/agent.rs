@@ -40,7 +40,7 @@ const KEEP_ALIVE: TcpKeepAlive =
 /// How long a server may take to answer: TCP, TLS, and the review of our token.
 const HELLO: Duration = Duration::from_secs(10);
 
-/// `portico konnectivity agent`.
+// `portico konnectivity agent`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]
@@ -203,7 +203,7 @@ struct HealthFlags {
     admin_server_port: u16,
 }
 
-/// Of the upstream agent, and without effect here.
+// Of the upstream agent, and without effect here.
 #[derive(Debug, Args)]
 struct IgnoredFlags {
     /// Without effect: the state of a connection is known without asking for it

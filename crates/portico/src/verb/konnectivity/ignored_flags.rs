@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::flag_values::switch;
 
-/// What either upstream program takes.
+// What either upstream program takes.
 #[derive(Debug, Args)]
 pub(super) struct CommonIgnoredFlags {
     /// Without effect: bytes are counted, not packets; see --connection-buffer

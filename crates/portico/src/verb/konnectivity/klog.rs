@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-/// What the upstream programs take for their log.
+// What the upstream programs take for their log.
 #[derive(Debug, Args)]
 pub(super) struct KlogFlags {
     /// Without effect: RUST_LOG sets the level

@@ -19,7 +19,7 @@ use clap::Subcommand;
 use crate::daemon::Daemon;
 use crate::outcome::Outcome;
 
-/// The two halves.
+// The two halves.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Dial in the user cluster what Konnectivity servers ask for, until told to stop

@@ -7,7 +7,7 @@ use portico_reach::personal::SHORTEST_LIFETIME;
 
 use crate::args::positive_duration;
 
-/// The user that the credentials are for.
+// The user that the credentials are for.
 #[derive(Debug, Args)]
 pub(super) struct Person {
     /// Have the cluster sign a certificate of this user, instead of handing out the stored credentials

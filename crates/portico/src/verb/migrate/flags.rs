@@ -17,7 +17,7 @@ use crate::verb::kubeconfig::label;
 /// How long `--finish` waits, `--wait` without a time, and `--to` with `--selector`.
 pub(super) const LONG: Duration = Duration::from_hours(1);
 
-/// `portico migrate`.
+// `portico migrate`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).args(["cluster", "selector"]))]
 #[command(group = ArgGroup::new("order").required(true).args(["to", "rollback", "finish"]))]

@@ -23,7 +23,7 @@ use crate::offline;
 use crate::requirements::{self, Known};
 use crate::verb::firewall::read_inventory;
 
-/// `portico preflight`.
+// `portico preflight`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     /// What this machine is: a role of the model, such as worker; may be repeated
@@ -95,7 +95,7 @@ pub(crate) struct Flags {
     pub(super) mesh: MeshFlags,
 }
 
-/// The flags of `portico preflight --mesh`.
+// The flags of `portico preflight --mesh`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Mesh")]
 pub(crate) struct MeshFlags {

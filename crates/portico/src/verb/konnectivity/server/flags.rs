@@ -11,7 +11,7 @@ use crate::verb::konnectivity::flag_values::{OptionalFile, buffer, switch, time}
 use crate::verb::konnectivity::ignored_flags::CommonIgnoredFlags;
 use crate::verb::konnectivity::klog::KlogFlags;
 
-/// `portico konnectivity server`.
+// `portico konnectivity server`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
     #[command(flatten)]
@@ -199,7 +199,7 @@ pub(super) struct OwnFlags {
     pub(super) max_held_bytes: usize,
 }
 
-/// Of the upstream server, and without effect here.
+// Of the upstream server, and without effect here.
 #[derive(Debug, Args)]
 pub(super) struct IgnoredFlags {
     /// Without effect: see --connection-buffer
