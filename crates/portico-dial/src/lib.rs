@@ -6,6 +6,7 @@
 //! and [`FileSet`] with [`FolderWatch`] says when to read such files again. Which address to try, when and
 //! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind.
 
+mod any_certificate;
 mod client_tls;
 mod connect;
 mod credentials;
@@ -26,6 +27,7 @@ mod target;
 mod tcp;
 mod token_file;
 
+pub use any_certificate::AnyCertificate;
 pub use client_tls::{
     ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem, system_roots,
 };

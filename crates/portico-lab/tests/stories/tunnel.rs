@@ -554,7 +554,9 @@ impl Story {
         knocking.all_were_answered("a change of authority, certificate and token");
     }
 
-    /// Waits until both agents have tunnels by what they were given last.
+    /// Waits until both agents have only tunnels by what they were given last. A token is shown on tunnels
+    /// that are there. Those of an old certificate are replaced one after the other, and carry new streams
+    /// until then.
     fn wait_renewed(&self) {
         for (worker, (file, secret, key)) in [
             ("etc/portico-certificate/tls.crt", CERTIFICATE, "tls.crt"),
@@ -579,6 +581,19 @@ impl Story {
             })
             .unwrap();
         }
+        let renewed = Instant::now();
+        wait::until("tunnels by the old certificate to be replaced", SOON, || {
+            let ask = ["curl", "-sS", "--max-time", "20", "http://127.0.0.1:8004/tunnels"];
+            let rows = self.workers[0].host().run(&ask)?;
+            let rows: Vec<Value> = serde_json::from_str(&rows)?;
+            let live: Vec<&Value> = rows.iter().filter(|row| row["state"] == "live").collect();
+            let is_new = |row: &&Value| {
+                row["duration_ms"].as_u64().is_some_and(|age| Duration::from_millis(age) < renewed.elapsed())
+            };
+            ensure!(!live.is_empty() && live.iter().all(is_new), "{live:?}");
+            Ok(())
+        })
+        .unwrap();
     }
 
     /// The old authority leaves the gateways' file, and the old token's Secret is deleted: agents that still

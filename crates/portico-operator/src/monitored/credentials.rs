@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use portico_dial::provider;
+use portico_dial::{AnyCertificate, provider};
 use portico_pki::{Credential, Kubeconfig};
 use tokio_rustls::rustls::client::Resumption;
-use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 /// The cluster's certificate for its metrics, and which servers it is shown to.
 #[derive(Debug)]
@@ -51,48 +49,9 @@ impl Credentials {
             Ok::<_, String>(Arc::new(config))
         };
         let verified = builder()?.with_root_certificates(roots).with_client_auth_cert(chain.clone(), key()?);
-        let anybody = Arc::new(AnyCertificate(Arc::clone(&provider)));
-        let unverified = builder()?.dangerous().with_custom_certificate_verifier(anybody);
+        let any = Arc::new(AnyCertificate::default());
+        let unverified = builder()?.dangerous().with_custom_certificate_verifier(any);
         let unverified = unverified.with_client_auth_cert(chain, key()?);
         Ok(Self { verified: finished(verified)?, unverified: finished(unverified)? })
-    }
-}
-
-/// Takes every certificate of a server that has its key.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

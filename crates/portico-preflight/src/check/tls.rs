@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::fmt::rfc2822::DateTimeParser;
 use portico_api::text::one_line;
-use portico_dial::{ConnectAnyError, DialError, Dialer, Socket, Target, provider};
+use portico_dial::{AnyCertificate, ConnectAnyError, DialError, Dialer, Socket, Target, provider};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -192,21 +192,20 @@ fn date(head: &[u8]) -> Option<i64> {
     Some(DateTimeParser::new().parse_timestamp(value).ok()?.as_millisecond())
 }
 
-/// Verifies as rustls does, and keeps what was presented, good or bad.
+/// Keeps what was presented, good or bad.
 #[derive(Debug)]
 struct Recorder {
-    /// `None`: everything is accepted.
-    verifier: Option<Arc<WebPkiServerVerifier>>,
+    verifier: Arc<dyn ServerCertVerifier>,
     presented: Mutex<Vec<CertificateDer<'static>>>,
 }
 
 impl Recorder {
     fn new(trust: &Trust) -> Result<Self, String> {
-        let verifier = match trust {
-            Trust::Any => None,
+        let verifier: Arc<dyn ServerCertVerifier> = match trust {
+            Trust::Any => Arc::new(AnyCertificate::default()),
             Trust::Roots(roots) => {
                 let builder = WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), provider());
-                Some(builder.build().map_err(|error| format!("no CA to verify with: {error}"))?)
+                builder.build().map_err(|error| format!("no CA to verify with: {error}"))?
             }
         };
         Ok(Self { verifier, presented: Mutex::default() })
@@ -262,12 +261,7 @@ impl ServerCertVerifier for Recorder {
         let chain = std::iter::once(end_entity).chain(intermediates);
         *self.presented.lock().unwrap_or_else(PoisonError::into_inner) =
             chain.map(|certificate| certificate.clone().into_owned()).collect();
-        match &self.verifier {
-            Some(verifier) => {
-                verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-            }
-            None => Ok(ServerCertVerified::assertion()),
-        }
+        self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
     }
 
     fn verify_tls12_signature(
@@ -276,8 +270,7 @@ impl ServerCertVerifier for Recorder {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &provider().signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+        self.verifier.verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -286,12 +279,11 @@ impl ServerCertVerifier for Recorder {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &provider().signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+        self.verifier.verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider().signature_verification_algorithms.supported_schemes()
+        self.verifier.supported_verify_schemes()
     }
 }
 

@@ -196,7 +196,7 @@ impl Run<'_> {
             seen = progress_of_all(&selection, target);
         }
         let gone = waves.ordered().filter(|name| !selection.contains_key(*name)).map(gone);
-        let left = selection.iter().map(|(name, found)| row(name, found, target, &waves));
+        let left = selection.iter().map(|(name, found)| row(name, &Standing::of(found, target), &waves));
         let rows: Vec<Row> = left.chain(gone).collect();
         self.report(&rows, settled_of(&seen).len(), waves.is_over(&seen))
     }
@@ -298,18 +298,32 @@ fn introduction(seen: &AllProgress, target: ExposeStrategy, most: usize) -> Stri
     )
 }
 
+/// How a cluster stands towards the strategy when the waves are over.
+struct Standing {
+    progress: Progress,
+    /// What its Cluster asks for.
+    wanted: Option<ExposeStrategy>,
+    /// What the operator says.
+    says: String,
+}
+
+impl Standing {
+    fn of(found: &Found, target: ExposeStrategy) -> Self {
+        let wanted = found.now().map(|now| found.wanted(now));
+        Self { progress: found.progress(target), wanted, says: describe(found) }
+    }
+}
+
 /// What became of a cluster in waves.
-fn row(name: &str, found: &Found, target: ExposeStrategy, waves: &Waves) -> Row {
+fn row(name: &str, standing: &Standing, waves: &Waves) -> Row {
     let row = |what: &str, why: String| [name.to_owned(), what.to_owned(), why];
-    match (found.progress(target), waves.tried(name)) {
+    let says = &standing.says;
+    match (standing.progress, waves.tried(name)) {
         (Progress::There, _) => row("settled", String::new()),
-        (_, Some(Tried::Ordered)) => row(WAITING, describe(found)),
-        (_, Some(Tried::WentBack)) => {
-            let wanted = found.now().map(|now| written(found.wanted(now)));
-            row("went back", wanted.unwrap_or_default())
-        }
+        (_, Some(Tried::Ordered)) => row(WAITING, says.clone()),
+        (_, Some(Tried::WentBack)) => row("went back", standing.wanted.map(written).unwrap_or_default()),
         (_, Some(tried)) => said(name, tried),
-        (Progress::Elsewhere, None) => row(WAITING, format!("another change: {}", describe(found))),
+        (Progress::Elsewhere, None) => row(WAITING, format!("another change: {says}")),
         (_, None) if waves.is_stopped() => row("not begun", WENT_WRONG.to_owned()),
         (_, None) => row("not begun", NO_TURN.to_owned()),
     }
@@ -336,46 +350,31 @@ fn said(name: &str, tried: &Tried) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use portico_api::cluster::MIGRATING;
-    use portico_api::strategy::ExposeStrategy::Tunneling;
-    use serde_json::json;
+    use portico_api::strategy::ExposeStrategy::{NodePort, Tunneling};
 
     use super::*;
-
-    /// A cluster that wants this, with this in force, a second door, and the reason of its condition.
-    fn found(wanted: &str, first: &str, second: Option<&str>, reason: Option<&str>) -> Found {
-        let mut cluster = json!({"metadata": {"name": "a"}, "spec": {"exposeStrategy": wanted}});
-        if let Some(reason) = reason {
-            let status = if reason == SETTLED { "True" } else { "False" };
-            cluster["status"]["conditions"] =
-                json!({MIGRATING: {"status": status, "reason": reason, "message": "text"}});
-        }
-        let mut record = json!({"exposeStrategy": first, "seed": "north"});
-        if let Some(second) = second {
-            record["migration"] = json!({"state": "Opening", "since": "2026-01-02T03:04:05Z",
-                "second": {"exposeStrategy": second}});
-        }
-        let record = Some(serde_json::from_value(record).unwrap());
-        Found { cluster: serde_json::from_value(cluster).unwrap(), record }
-    }
 
     #[test]
     fn the_result_of_each_says_why() {
         let mut waves = Waves::new(1);
-        let opening = found("Tunneling", "NodePort", Some("Tunneling"), Some("Opening"));
         waves.note("ordered", Tried::Ordered);
         waves.note("skipped", Tried::Skipped("it is paused".to_owned()));
-        let row = |name: &str, found: &Found, waves: &Waves| {
-            let [_, what, why] = row(name, found, Tunneling, waves);
+        let row = |name: &str, progress: Progress, wanted: ExposeStrategy, waves: &Waves| {
+            let standing = Standing { progress, wanted: Some(wanted), says: "Opening      text".to_owned() };
+            let [_, what, why] = row(name, &standing, waves);
             format!("{what}: {why}")
         };
-        assert_eq!(row("ordered", &opening, &waves), "waiting: Opening      text");
-        let still = found("NodePort", "NodePort", None, None);
-        assert_eq!(row("skipped", &still, &waves), "skipped: it is paused");
-        assert_eq!(row("other", &still, &waves), "not begun: its turn had not come when time was over");
+        assert_eq!(row("ordered", Progress::UnderWay, Tunneling, &waves), "waiting: Opening      text");
+        assert_eq!(row("skipped", Progress::Waits, NodePort, &waves), "skipped: it is paused");
+        let other = "waiting: another change: Opening      text";
+        assert_eq!(row("other", Progress::Elsewhere, NodePort, &waves), other);
+        let none = "not begun: its turn had not come when time was over";
+        assert_eq!(row("other", Progress::Waits, NodePort, &waves), none);
         waves.note("back", Tried::WentBack);
-        assert_eq!(row("back", &still, &waves), "went back: somebody else has written NodePort");
-        assert_eq!(row("other", &still, &waves), "not begun: one before it went wrong");
-        assert_eq!(row("back", &found("Tunneling", "Tunneling", None, None), &waves), "settled: ");
+        let back = "went back: somebody else has written NodePort";
+        assert_eq!(row("back", Progress::Waits, NodePort, &waves), back);
+        let wrong = "not begun: one before it went wrong";
+        assert_eq!(row("other", Progress::Waits, NodePort, &waves), wrong);
+        assert_eq!(row("back", Progress::There, Tunneling, &waves), "settled: ");
     }
 }

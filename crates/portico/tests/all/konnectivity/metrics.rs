@@ -82,6 +82,8 @@ async fn pages(make: Make) -> [String; 2] {
     pair.helper.as_mut().expect("the frontend's program").kill();
     shows(&pair.server.program, "server_stream_errors_total").await;
     let server = page(&pair.server.program);
+    // While upstream's agent closes an endpoint it does not read, and counts no failure of its server's.
+    pair.agent.wait_for_metric("konnectivity_network_proxy_agent_open_endpoint_connections", "", 0.0).await;
     pair.server.program.kill();
     shows(&pair.agent, "agent_server_connection_failure_count").await;
     shows(&pair.agent, "agent_stream_errors_total").await;
