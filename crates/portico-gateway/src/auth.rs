@@ -95,7 +95,7 @@ pub const OUTCOMES: [&str; 4] = ["accepted", "unauthenticated", "other_cluster",
 pub struct Identities {
     tls: Option<Arc<Tls>>,
     tokens: Option<Arc<StaticTokens>>,
-    reviews: Option<Reviews>,
+    reviews: Option<Arc<Reviews>>,
     registry: Arc<Registry>,
     unauthenticated: Arc<Slots>,
     changes: Arc<Changes>,
@@ -174,8 +174,9 @@ const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway 
 impl Identities {
     pub(crate) fn new(config: &Config) -> Self {
         let changes = Arc::<Changes>::default();
-        let reviews =
-            |every| Reviews::new(every, config.max_reviews, config.review_memory, Arc::clone(&changes));
+        let reviews = |every| {
+            Arc::new(Reviews::new(every, config.max_reviews, config.review_memory, Arc::clone(&changes)))
+        };
         Self {
             tls: config.tunnel.tls.clone(),
             tokens: config.tokens.file.clone(),
@@ -210,7 +211,7 @@ impl Identities {
 
     /// Counters of token reviews; `None` where there are none.
     pub fn reviews(&self) -> Option<ReviewTotals> {
-        self.reviews.as_ref().map(Reviews::totals)
+        self.reviews.as_deref().map(Reviews::totals)
     }
 
     /// Connections that must authenticate, and have not.

@@ -57,6 +57,10 @@ pub trait Handler: Send + Sync + 'static {
         std::future::pending()
     }
 
+    /// The client of an HTTP/2 connection gets GOAWAY, and what it has asked for is dropped: not the client
+    /// has given up.
+    fn dismissed(&self) {}
+
     /// A request is refused before [`connect`](Self::connect) was called. Returns the status of its response.
     fn refused(&self, request: &BadRequest) -> StatusCode;
 

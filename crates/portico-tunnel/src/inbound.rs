@@ -82,6 +82,10 @@ pub enum Flood {
     /// More frames that cost work and carry nothing than any client needs.
     #[error("frames that carry nothing came faster than any client needs them")]
     Rate,
+    /// More requests cancelled within a second than a connection may have streams, or more than h2 takes of
+    /// those and of frames that continue headers.
+    #[error("requests were cancelled, or headers continued, more often than any client needs")]
+    Resets,
 }
 
 /// Kinds of frames (RFC 9113 section 6).

@@ -5,7 +5,7 @@
 //! that wait ([`Waiters`]). Permits are given in the order of requests, and a request waits for [`PATIENCE`]
 //! at most. So a flood of made-up tokens delays the review of a token in use, which waits longer, by
 //! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds. The flood keeps out other tokens, unless
-//! they have the grace that they would have while their API server is away.
+//! they have the grace that they would have while their API server is away: its review is a task of its own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::changes::Changes;
 use super::hash::{Hash, hash};
 use super::token_review::Answer;
 use super::verdict::{ReviewTimes, TokenState, Verdict};
-use super::waiters::Waiters;
+use super::waiters::{Waiter, Waiters};
 use crate::line_limit::TenantLines;
 
 /// One review, from connect to the last byte of the response.
@@ -86,7 +86,7 @@ pub(super) struct Reviews {
     unverified: Cache<Hash, Arc<TokenState>>,
     /// For reviews under way.
     permits: Permits<Tenant>,
-    waiters: Waiters,
+    waiters: Arc<Waiters>,
     counters: Counters,
     changes: Arc<Changes>,
     log: TenantLines,
@@ -132,7 +132,7 @@ impl Reviews {
             accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::new(most as usize, MAX_PER_CLUSTER),
-            waiters: Waiters::new(waiting),
+            waiters: Arc::new(Waiters::new(waiting)),
             counters: Counters::default(),
             changes,
             log: TenantLines::new(),
@@ -166,13 +166,14 @@ impl Reviews {
 
     /// Returns what `token` is worth now, from the cache or by a review. `None` if too many wait, and the
     /// token has no grace.
-    pub(super) async fn verdict(&self, token: &ReviewedToken) -> Option<Verdict> {
+    pub(super) async fn verdict(self: &Arc<Self>, token: &ReviewedToken) -> Option<Verdict> {
         if let Some(known) = token.state.known() {
             return Some(known);
         }
-        let Some(_waiter) = self.waiters.enter(token.reviewer.cluster(), token.token.secret().len()) else {
-            return self.unreviewed(token);
-        };
+        if token.state.has_grace() {
+            return Box::pin(self.verdict_within_grace(token)).await;
+        }
+        let _waiter = self.enter(token)?;
         // Boxed: what waits for long holds what it needs for that, and no more.
         Some(Box::pin(self.wait(token)).await)
     }
@@ -186,29 +187,57 @@ impl Reviews {
                 None => self.review(token, PATIENCE.saturating_sub(begun.elapsed())).await,
             }
         };
-        let verdict = reviewed.await.or_else(|| self.unreviewed(token));
-        verdict.unwrap_or_else(|| self.learn(token, Answer::Failed(TOO_MANY.into())))
+        reviewed.await.unwrap_or_else(|| self.learn(token, Answer::Failed(TOO_MANY.into())))
     }
 
-    /// What `token` is worth while too many wait for a review; `None` without a grace. What is known of it
-    /// stays. The credential of the connection rests on it, and is reviewed again as long as that is open.
-    fn unreviewed(&self, token: &ReviewedToken) -> Option<Verdict> {
-        token.state.has_grace().then(|| {
-            self.warn(token, TOO_MANY, true);
-            Verdict::Accepted
-        })
+    /// Waits for [`PATIENCE`] at most, and not at all while reviews of the token fail. If there is no verdict
+    /// by then, the last yes counts.
+    async fn verdict_within_grace(self: &Arc<Self>, token: &ReviewedToken) -> Option<Verdict> {
+        self.begin_review(token);
+        let is_failing = token.state.is_failing();
+        if !is_failing && let Some(_waiter) = self.enter(token) {
+            // An error says that the review goes on.
+            let _ = timeout(PATIENCE, token.state.turn.lock()).await;
+        }
+        let known = token.state.known();
+        if known.is_some() || !token.state.has_grace() {
+            return known;
+        }
+        // Why reviews fail is in the log already.
+        if !is_failing {
+            self.warn(token, NOT_YET, true);
+        }
+        Some(Verdict::Accepted)
+    }
+
+    /// Begins a review that goes on when the request and its connection are gone, so that what it finds
+    /// decides about the next one. Does nothing if one is under way, or too many wait.
+    fn begin_review(self: &Arc<Self>, token: &ReviewedToken) {
+        let Ok(turn) = Arc::clone(&token.state.turn).try_lock_owned() else { return };
+        let Some(waiter) = self.enter(token) else { return };
+        let (reviews, token) = (Arc::clone(self), token.clone());
+        tokio::spawn(async move {
+            reviews.review_if_due(&token).await;
+            drop((waiter, turn));
+        });
+    }
+
+    fn enter(&self, token: &ReviewedToken) -> Option<Waiter> {
+        self.waiters.enter(token.reviewer.cluster(), token.token.secret().len())
     }
 
     /// Reviews a token in use again, if it is due. Returns whether the API server could be asked.
     pub(super) async fn review_again(&self, token: ReviewedToken) -> bool {
         let _turn = token.state.turn.lock().await;
-        if token.state.is_due() {
-            // Boxed: many wait, few ask.
-            if Box::pin(self.review(&token, PATIENCE_IN_USE)).await.is_none() {
-                self.learn(&token, Answer::Failed(TOO_MANY.into()));
-            }
-        }
+        self.review_if_due(&token).await;
         !token.state.is_failing()
+    }
+
+    async fn review_if_due(&self, token: &ReviewedToken) {
+        // Boxed: many wait, few ask.
+        if token.state.is_due() && Box::pin(self.review(token, PATIENCE_IN_USE)).await.is_none() {
+            self.learn(token, Answer::Failed(TOO_MANY.into()));
+        }
     }
 
     /// `None` if there is no permit in time.
@@ -276,6 +305,8 @@ impl Reviews {
 }
 
 const TOO_MANY: &str = "too many reviews wait";
+
+const NOT_YET: &str = "its API server takes too long, or too many reviews wait";
 
 /// The caches know a token by its hash.
 fn key(token: &Token, reviewer: &dyn TokenReviewer) -> Hash {

@@ -385,6 +385,58 @@ async fn after_the_grace_a_token_is_refused_and_what_rests_on_it_stays_until_a_n
 }
 
 #[tokio::test(start_paused = true)]
+async fn after_a_review_that_failed_a_token_is_reviewed_again_however_short_its_connections_are() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    gateway.authenticate(&api, "token").await.unwrap();
+    advance(INTERVAL).await;
+    api.is_away.store(true, SeqCst);
+    gateway.authenticate(&api, "token").await.expect("nobody can be asked");
+    api.is_away.store(false, SeqCst);
+    api.refuse("token");
+    let begun = Instant::now();
+    while gateway.authenticate(&api, "token").await.is_ok() {
+        assert!(begun.elapsed() < Duration::from_secs(6), "it is not reviewed");
+        sleep(Duration::from_millis(400)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_with_a_grace_waits_three_seconds_at_most_whatever_else_is_reviewed() {
+    let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
+    gateway.authenticate(&api, "token").await.unwrap();
+    advance(INTERVAL).await;
+    api.hangs.store(true, SeqCst);
+    gateway.flood(&api, MAX_PER_CLUSTER);
+    sleep(REVIEW).await;
+    let begun = Instant::now();
+    gateway.authenticate(&api, "token").await.unwrap();
+    assert!(begun.elapsed() <= PATIENCE, "it took {:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_with_a_grace_is_let_in_at_last_although_its_connections_give_way_to_others() {
+    let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
+    gateway.authenticate(&api, "token").await.unwrap();
+    advance(INTERVAL).await;
+    api.hangs.store(true, SeqCst);
+    gateway.flood(&api, 300);
+    sleep(REVIEW).await;
+    let begun = Instant::now();
+    // A second each: then the slot of the connection is needed.
+    let second = Duration::from_secs(1);
+    while tokio::time::timeout(second, gateway.authenticate(&api, "token")).await.is_err() {
+        let most = PATIENCE + REVIEW_TIMEOUT + REVIEW_TIMEOUT;
+        assert!(begun.elapsed() <= most, "it is kept out for {:?}", begun.elapsed());
+    }
+    let (begun, tries) = (Instant::now(), 10);
+    for _ in 0..tries {
+        gateway.authenticate(&api, "token").await.unwrap();
+        sleep(second).await;
+    }
+    assert_eq!(begun.elapsed(), tries * second, "no request waits while its reviews fail");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_token_is_reviewed_anew_where_another_ca_signed_for_the_api_server() {
     let (gateway, before) = (Gateway::start(), ApiServer::new("a"));
     gateway.authenticate(&before, "token").await.unwrap();

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use portico_api::api_server_ca::ApiServerCa;
+use portico_api::text::printable;
 use portico_dial::provider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
@@ -22,8 +23,12 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-/// Longest response read. A TokenReview with every group that an account can be in has a few KiB.
-const MAX_RESPONSE: usize = 64 * 1024;
+/// Longest body of a response that is read. A TokenReview with every group that an account can be in has a
+/// few KiB.
+const MAX_RESPONSE: usize = 32 * 1024;
+
+/// Longest head of a response that is read.
+const MAX_HEAD: usize = 16 * 1024;
 
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -53,8 +58,10 @@ async fn post(
     host: &str,
     token: &str,
 ) -> Result<(StatusCode, Bytes), Box<str>> {
-    let failed =
-        |what: &str, error: &dyn std::fmt::Display| -> Box<str> { format!("{what}: {error}").into() };
+    // Kept for each token. What an API server shows may be long, such as the names in its certificate.
+    let failed = |what: &str, error: &dyn std::fmt::Display| -> Box<str> {
+        printable(&format!("{what}: {error}")).into()
+    };
     let connector = TlsConnector::from(Arc::new(trusting(ca).map_err(|error| failed("its CA", &error))?));
     let name = ServerName::try_from(host.to_owned()).map_err(|error| failed("its name", &error))?;
     let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
@@ -76,8 +83,8 @@ async fn post(
         .map_err(|error| failed("the request", &error))?;
 
     let stream = connector.connect(name, stream).await.map_err(|error| failed("TLS", &error))?;
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed("HTTP", &error))?;
+    let handshake = http1::Builder::new().max_buf_size(MAX_HEAD).handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| failed("HTTP", &error))?;
     // Ended with this future.
     let mut driver = JoinSet::new();
     driver.spawn(connection);

@@ -5,7 +5,7 @@
 //! never was is not. After the grace new requests are refused. Streams that are open stay, and the token is
 //! reviewed again until a no cuts them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -63,7 +63,7 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(super) struct TokenState {
     /// Held during a review: requests that come meanwhile wait, and share its verdict.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
 
@@ -86,7 +86,7 @@ impl TokenState {
         let now = Instant::now();
         let verdict = Verdict::Unavailable("not reviewed yet".into());
         let state = State { verdict, holds_until: now, review_at: now, grace_until: None, is_failing: false };
-        Self { turn: tokio::sync::Mutex::default(), state: Mutex::new(state) }
+        Self { turn: Arc::default(), state: Mutex::new(state) }
     }
 
     /// Returns the verdict if it holds now.
@@ -150,10 +150,9 @@ impl TokenState {
                 state.review_at = now + REFUSED_FOR;
                 state.holds_until = state.review_at;
             }
-            // Requests need not wait for an API server that is away: the next review cuts them if it says no.
             (Answer::Failed(_), Some(until)) => {
                 state.review_at = now + RETRY_AFTER;
-                state.holds_until = until;
+                state.holds_until = until.min(state.review_at);
             }
             (Answer::Failed(why), None) => {
                 // A no stands until a yes.

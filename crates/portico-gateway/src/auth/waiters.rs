@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portico_api::names::Tenant;
 
@@ -25,9 +25,9 @@ pub(super) struct Waiters {
 }
 
 /// One of them.
-pub(super) struct Waiter<'a> {
-    of: &'a Waiters,
-    cluster: &'a Tenant,
+pub(super) struct Waiter {
+    of: Arc<Waiters>,
+    cluster: Tenant,
     bytes: usize,
 }
 
@@ -43,7 +43,7 @@ impl Waiters {
     }
 
     /// One more request of `cluster`, with a token of so many bytes. `None` if too many wait.
-    pub(super) fn enter<'a>(&'a self, cluster: &'a Tenant, token: usize) -> Option<Waiter<'a>> {
+    pub(super) fn enter(self: &Arc<Self>, cluster: &Tenant, token: usize) -> Option<Waiter> {
         let bytes = WAITER + token;
         // The numbers beside change under this lock only.
         let mut clusters = self.clusters();
@@ -55,7 +55,7 @@ impl Waiters {
         clusters.insert(cluster.clone(), of_cluster + bytes);
         self.all.fetch_add(1, Relaxed);
         self.bytes.fetch_add(bytes, Relaxed);
-        Some(Waiter { of: self, cluster, bytes })
+        Some(Waiter { of: Arc::clone(self), cluster: cluster.clone(), bytes })
     }
 
     /// How many wait now.
@@ -74,15 +74,15 @@ impl Waiters {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for Waiter {
     fn drop(&mut self) {
         let mut clusters = self.of.clusters();
         self.of.all.fetch_sub(1, Relaxed);
         self.of.bytes.fetch_sub(self.bytes, Relaxed);
-        if let Some(bytes) = clusters.get_mut(self.cluster) {
+        if let Some(bytes) = clusters.get_mut(&self.cluster) {
             *bytes -= self.bytes;
             if *bytes == 0 {
-                clusters.remove(self.cluster);
+                clusters.remove(&self.cluster);
             }
         }
     }

@@ -14,7 +14,7 @@ use portico_net::slots::Slot;
 use portico_net::socket::set_keepalive;
 use portico_net::{MemoryBudget, Meter, copy};
 use portico_tunnel::{
-    BadRequest, Failure, Handler, Presented, Protocol, Request, Served, Settings, StatusCode,
+    BadRequest, Failure, Finished, Handler, Presented, Protocol, Request, Served, Settings, StatusCode,
 };
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
@@ -87,6 +87,9 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
     let serving = Box::pin(portico_tunnel::serve(stream, first.into(), &settings, drain, &handler));
     let served = unless_evicted(&handler, serving).await;
     match served {
+        Ok(Served::Finished(Finished::Closed)) if handler.has_said_nothing() => {
+            learned.refuse(&worker.shared, Refusal::ClosedEarly);
+        }
         Ok(Served::Finished(_)) => {}
         Ok(Served::Carry { downstream, early, upstream }) => {
             drop(handler);
@@ -167,8 +170,10 @@ struct Pending {
     tunnel: Option<OpenGuard>,
     /// The cluster of its certificate takes as much as is left for all others.
     is_refused: bool,
-    /// Its slot was needed.
-    is_evicted: bool,
+    /// It has made a request.
+    has_asked: bool,
+    /// The gateway ends it: its slot was needed, or it sent too much.
+    is_dismissed: bool,
 }
 
 impl Handler for Connection {
@@ -233,13 +238,17 @@ impl Handler for Connection {
             return pending().await;
         }
         let mut pending = self.pending();
-        pending.is_evicted = true;
+        pending.is_dismissed = true;
         let (refusal, reason) = if pending.is_refused {
             (Refusal::FairShare, Refusal::FairShare.message())
         } else {
             (Refusal::MaxUnauthenticated, EVICTED)
         };
         portico_tunnel::Refusal::new(status(refusal), reason)
+    }
+
+    fn dismissed(&self) {
+        self.pending().is_dismissed = true;
     }
 
     fn refused(&self, request: &BadRequest) -> StatusCode {
@@ -264,8 +273,16 @@ impl Connection {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether it has asked for nothing, and had to show an identity first: one that has shown a certificate
+    /// may be a node's at rest.
+    fn has_said_nothing(&self) -> bool {
+        let Pending { handshake, unauthenticated, has_asked, .. } = &*self.pending();
+        handshake.is_none() && unauthenticated.is_some() && !has_asked
+    }
+
     /// What a connection that failed before it was served counts as; `None` for one that got further.
     fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
+        let says_nothing = self.has_said_nothing();
         let Pending { handshake, is_refused, .. } = &*self.pending();
         let established = handshake.is_none();
         Some(match failure {
@@ -273,9 +290,9 @@ impl Connection {
             Failure::Evicted if established => Refusal::MaxUnauthenticated,
             Failure::Unauthenticated => Refusal::MaxUnauthenticated,
             Failure::Flood(_) | Failure::Unfinished => Refusal::Flood,
-            _ if established => return None,
+            _ if established && !says_nothing => return None,
             Failure::Evicted => Refusal::MaxHandshakes,
-            Failure::ClosedEarly | Failure::Http1(_) => Refusal::ClosedEarly,
+            failure if failure.is_gone() => Refusal::ClosedEarly,
             Failure::TooSlow => Refusal::TooSlow,
             Failure::PlaintextNotServed | Failure::Untrusted(_) => Refusal::NotAuthorized,
             _ => Refusal::Malformed,
@@ -301,6 +318,7 @@ impl<'a> Attempt<'a> {
         let shared = &connection.worker.shared;
         let mut learned = Learned::new(shared, Listener::Tunnel, connection.client);
         learned.client_is_real = connection.client_is_real;
+        connection.pending().has_asked = true;
         Self { connection, learned, open: true }
     }
 
@@ -405,8 +423,8 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        // An eviction is counted once, for the connection.
-        if self.open && !self.connection.pending().is_evicted {
+        // What the gateway ends is counted once, for the connection.
+        if self.open && !self.connection.pending().is_dismissed {
             self.refuse(Refusal::ClosedEarly);
         }
     }

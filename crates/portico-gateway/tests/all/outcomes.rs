@@ -307,6 +307,44 @@ fn flood() {
     assert_counted(&secure.gateway, Refusal::Flood);
 }
 
+#[test]
+fn a_client_that_leaves_before_its_first_request_has_left_early_whatever_it_began() {
+    let secure = Secure::start("secret,a\n", |_| {});
+    let mut hello = connect(tunnel_address(&secure.gateway));
+    hello.write_all(&[22, 3, 1]).unwrap();
+    drop(hello);
+    drop(raw_client(&secure));
+    let mut opened = raw_client(&secure);
+    opened.send(&frames::opening(&[])).unwrap();
+    opened.receive().unwrap().expect("SETTINGS come");
+    drop(opened);
+    eventually("three have left", || count(&secure.gateway, Refusal::ClosedEarly) == 3);
+    assert_eq!(count(&secure.gateway, Refusal::Malformed), 0);
+}
+
+#[test]
+fn a_client_that_breaks_the_protocol_before_its_first_request_is_counted_once() {
+    for (frames, refusal) in [
+        // DATA on a stream that was never opened.
+        (frames::frame(kind::DATA, 0, 1, b"x"), Refusal::Malformed),
+        (
+            [
+                frames::frame(kind::HEADERS, 0, 1, &[]),
+                frames::frame(kind::CONTINUATION, 0, 1, &[]).repeat(200),
+            ]
+            .concat(),
+            Refusal::Flood,
+        ),
+    ] {
+        let secure = Secure::start("secret,a\n", |_| {});
+        let mut client = raw_client(&secure);
+        client.send(&[frames::opening(&[]), frames].concat()).unwrap();
+        assert_counted(&secure.gateway, refusal);
+        let all: u64 = Refusal::ALL.iter().map(|&refusal| count(&secure.gateway, refusal)).sum();
+        assert_eq!(all, 1, "{refusal:?}");
+    }
+}
+
 // === Ends ===
 
 fn closed_by_the_client() {

@@ -20,8 +20,8 @@ pub enum Finished {
 /// [`Meter`](crate::Meter), refused requests through [`Handler::refused`](crate::Handler::refused).
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// The client left without a byte, as port scans and TCP health checks do.
-    #[error("the client left before it said anything")]
+    /// The client left before its first bytes said what it speaks, as port scans and TCP health checks do.
+    #[error("the client left before it said what it speaks")]
     ClosedEarly,
     /// The client did not finish its first bytes, handshake, preface or request head in time.
     #[error("the client did not say in time what it wants")]
@@ -52,7 +52,7 @@ pub enum Failure {
     /// The HTTP/2 connection broke, or its client broke the protocol. Before
     /// [`Handler::established`](crate::Handler::established) it never became one.
     #[error("HTTP/2 connection: {}", cause(.0))]
-    Http2(#[from] h2::Error),
+    Http2(#[source] h2::Error),
     /// The HTTP/1.1 client left before it had its response.
     #[error("HTTP/1.1 connection: {0}")]
     Http1(#[source] io::Error),
@@ -71,4 +71,34 @@ pub enum Failure {
     /// The HTTP/2 client answered no PING in time.
     #[error("the client gave no sign of life")]
     Silent,
+}
+
+impl From<h2::Error> for Failure {
+    fn from(error: h2::Error) -> Self {
+        // h2 has caps of its own.
+        let is_flood = error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
+        if is_flood { Self::Flood(Flood::Resets) } else { Self::Http2(error) }
+    }
+}
+
+impl Failure {
+    /// Whether the client left, or its connection broke: it did nothing wrong.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let is_gone = |error: &io::Error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::ConnectionAborted
+                    | io::ErrorKind::BrokenPipe
+            )
+        };
+        match self {
+            Self::ClosedEarly | Self::Http1(_) | Self::Silent => true,
+            Self::Tls(error) => is_gone(error),
+            Self::Http2(error) => error.is_remote() || error.get_io().is_some_and(is_gone),
+            _ => false,
+        }
+    }
 }

@@ -10,6 +10,7 @@ use portico_net::linger;
 use portico_wire::Parse;
 use portico_wire::connect;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::caller::{Caller, read_more};
@@ -20,7 +21,21 @@ use crate::token::Token;
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// How long a refused client may take to read the response and close.
-pub(crate) const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Most refused clients that have this time at once. More get what fits into their sockets: a flood that is
+/// turned away must not hold descriptors.
+const MOST_GOODBYES: usize = 256;
+
+static GOODBYES: Semaphore = Semaphore::const_new(MOST_GOODBYES);
+
+/// Waits until the client has got its response.
+pub(crate) async fn goodbye(parting: impl Future) {
+    let permit = GOODBYES.try_acquire();
+    let limit = if permit.is_ok() { GOODBYE } else { Duration::ZERO };
+    // What fails, fails because the client is gone.
+    let _ = timeout(limit, parting).await;
+}
 
 /// Most bytes of a refused client that are read and dropped: closing with unread bytes would reset the
 /// connection, and the client would lose the response.
@@ -147,7 +162,7 @@ async fn answer<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Resu
     stream.flush().await
 }
 
-/// Responds with a status and a sentence, then closes. What fails here fails because the client is gone.
+/// Responds with a status and a sentence, then closes.
 async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
     let Refusal { status, reason } = refusal;
     let header = refusal.header();
@@ -162,10 +177,10 @@ async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Ref
          Content-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
         length = reason.len() + 1,
     );
-    let goodbye = async {
+    goodbye(async {
         answer(stream, head.as_bytes()).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(THROWN_AWAY), &mut tokio::io::sink()).await
-    };
-    let _ = timeout(GOODBYE, goodbye).await;
+    })
+    .await;
 }

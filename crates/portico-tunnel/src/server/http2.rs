@@ -24,15 +24,15 @@ use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, PROXY_AUTHORIZATION, WW
 use http::{Method, Response, StatusCode};
 use portico_net::linger;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
+use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use super::caller::Caller;
 use super::failure::{Failure, Finished};
-use super::http1::GOODBYE;
+use super::http1::goodbye;
 use crate::activity::{Activity, Unanswered};
 use crate::bridge::Bridge;
 use crate::handler::{BadRequest, Handler, Protocol, REASON, Refusal, Request, Side, Upstream};
-use crate::inbound::Inbound;
+use crate::inbound::{Flood, Inbound};
 use crate::keepalive::KeepAlive;
 use crate::settings::{FIRST_REQUESTS, FRAME_SIZE, HEADER_LIST, LATE_FRAMES, SEND_BUFFER, Settings};
 use crate::token::Token;
@@ -100,27 +100,33 @@ where
             biased;
             // Before requests, or a client that sends them without a pause would stay.
             _ = &mut evicted => {
-                dismiss(connection).await;
+                dismiss(connection, handler).await;
                 return Err(Failure::Evicted);
             }
             accepted = step => match accepted {
                 Err(flood) => {
-                    dismiss(connection).await;
+                    dismiss(connection, handler).await;
                     return Err(Failure::Flood(flood));
                 }
                 Ok(None) => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
-                Ok(Some(Err(error))) => return Err(error.into()),
+                Ok(Some(Err(error))) => {
+                    let failure = error.into();
+                    if matches!(failure, Failure::Flood(_)) {
+                        handler.dismissed();
+                    }
+                    return Err(failure);
+                }
                 Ok(Some(Ok((request, respond)))) => {
                     if rapid_reset.seen(&activity, settings.max_streams) {
-                        connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                        continue;
+                        dismiss(connection, handler).await;
+                        return Err(Failure::Flood(Flood::Resets));
                     }
                     let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
                     start(request, respond, caller, handler, tunnel);
                 }
             },
             impatient = patience.ended(&activity) => {
-                dismiss(connection).await;
+                dismiss(connection, handler).await;
                 return Err(impatient);
             }
             () = &mut drain, if !draining => {
@@ -139,10 +145,14 @@ where
 }
 
 /// Sends GOAWAY. A client that does not read is not waited for long.
-async fn dismiss<S: AsyncRead + AsyncWrite + Unpin>(mut connection: Connection<Batched<S>, Bytes>) {
+async fn dismiss<S, H>(mut connection: Connection<Batched<S>, Bytes>, handler: &Arc<H>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    H: Handler,
+{
+    handler.dismissed();
     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-    // An error says that it is gone, which is what we want.
-    let _ = timeout(GOODBYE, poll_fn(|cx| connection.poll_closed(cx))).await;
+    goodbye(poll_fn(|cx| connection.poll_closed(cx))).await;
 }
 
 fn builder(settings: &Settings) -> Builder {

@@ -167,8 +167,7 @@ async fn sniff<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -> Re
             Parse::NeedMore => {}
         }
         match read_more(stream, bytes).await {
-            Ok(0) | Err(_) if bytes.is_empty() => return Err(Failure::ClosedEarly),
-            Ok(0) | Err(_) => return Err(Failure::Malformed("the first bytes end too soon")),
+            Ok(0) | Err(_) => return Err(Failure::ClosedEarly),
             Ok(_) => {}
         }
     }

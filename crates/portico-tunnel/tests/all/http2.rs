@@ -427,7 +427,7 @@ async fn requests_cancelled_without_end_end_the_connection() {
         panic!("10,000 requests cancelled, and nothing happened");
     };
     patiently(attack).await;
-    let _ = server.result().await;
+    assert!(matches!(server.result().await, Err(Failure::Flood(_))));
     let error = patiently(client.connection).await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
 }
