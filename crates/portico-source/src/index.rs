@@ -14,11 +14,12 @@
 //! Called by [`crate::directory`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
+use hashbrown::HashTable;
 use portico_api::change::Change;
 use portico_api::intern::Interner;
 use portico_api::meta::ObjectRef;
@@ -46,8 +47,7 @@ pub(crate) struct ManifestIndex {
     files: BTreeMap<Arc<Path>, File>,
     /// Every object of every file, and those released and not resolved yet.
     claims: Slab<Claim>,
-    /// The claim that owns each object.
-    owners: HashMap<ObjectRef, ClaimId>,
+    owners: Owners,
     /// Files that hold an object owned by another file, each with its claim. Nearly always empty.
     others: BTreeMap<ObjectRef, BTreeMap<Arc<Path>, ClaimId>>,
     /// Claims that were given up and are not resolved yet.
@@ -77,6 +77,41 @@ struct Claim {
     file: Arc<Path>,
     hash: u64,
     line: u32,
+}
+
+/// The claim that owns each object. A table of claims and not a map: the names are in the claims already, and
+/// a map costs 300 bytes more for each cluster.
+#[derive(Debug, Default)]
+struct Owners {
+    table: HashTable<ClaimId>,
+    hasher: RandomState,
+}
+
+impl Owners {
+    /// The claim that owns `object`.
+    fn get(&self, claims: &Slab<Claim>, object: &ObjectRef) -> Option<ClaimId> {
+        self.table.find(self.hasher.hash_one(object), |&id| claims[id as usize].object == *object).copied()
+    }
+
+    /// Makes `claim` the owner of its object.
+    fn set(&mut self, claims: &Slab<Claim>, claim: ClaimId) {
+        let hash = |id: ClaimId| self.hasher.hash_one(&claims[id as usize].object);
+        let same = |&id: &ClaimId| claims[id as usize].object == claims[claim as usize].object;
+        match self.table.find_mut(hash(claim), same) {
+            Some(owner) => *owner = claim,
+            None => {
+                self.table.insert_unique(hash(claim), claim, |&id| hash(id));
+            }
+        }
+    }
+
+    /// Leaves the object of `claim` without an owner.
+    fn remove(&mut self, claims: &Slab<Claim>, claim: ClaimId) {
+        let hash = self.hasher.hash_one(&claims[claim as usize].object);
+        if let Ok(entry) = self.table.find_entry(hash, |&id| id == claim) {
+            entry.remove();
+        }
+    }
 }
 
 impl ManifestIndex {
@@ -199,19 +234,19 @@ impl ManifestIndex {
         for id in std::mem::take(&mut self.released) {
             let Claim { object, file, .. } = &self.claims[id as usize];
             let mut others = self.others.remove(object).unwrap_or_default();
-            if self.owners.get(object) != Some(&id) {
+            if self.owners.get(&self.claims, object) != Some(id) {
                 // Unless the file holds the object again by now.
                 if others.get(file) == Some(&id) {
                     others.remove(file);
                     self.problems_changed = true;
                 }
             } else if let Some((new_owner, claim)) = others.pop_first() {
-                self.owners.insert(object.clone(), claim);
+                self.owners.set(&self.claims, claim);
                 self.moved.insert(object.clone());
                 self.problems_changed = true;
                 new_owners.insert(new_owner);
             } else {
-                self.owners.remove(object);
+                self.owners.remove(&self.claims, id);
                 self.moved.remove(object);
                 emit(Change::Delete(object.clone()));
             }
@@ -233,7 +268,7 @@ impl ManifestIndex {
         let mut problems: Vec<_> =
             self.files.values().flat_map(|file| file.problems.iter().cloned()).collect();
         for (object, others) in &self.others {
-            let Some(&owner) = self.owners.get(object) else { continue };
+            let Some(owner) = self.owners.get(&self.claims, object) else { continue };
             let owner = &self.claims[owner as usize];
             problems.extend(others.iter().map(|(path, &id)| {
                 duplicate(path, self.claims[id as usize].line, object.clone(), &owner.file, owner.line)
@@ -245,13 +280,13 @@ impl ManifestIndex {
     /// Decides whether the claim `id`, new or known, owns its object. Returns whether to emit the object.
     fn claim(&mut self, id: ClaimId, changed: bool) -> bool {
         let Claim { object, file, .. } = &self.claims[id as usize];
-        let Some(&owner) = self.owners.get(object) else {
-            self.owners.insert(object.clone(), id);
+        let Some(owner) = self.owners.get(&self.claims, object) else {
+            self.owners.set(&self.claims, id);
             return true;
         };
         let owner_file = &self.claims[owner as usize].file;
         if owner_file == file {
-            self.owners.insert(object.clone(), id);
+            self.owners.set(&self.claims, id);
             // Not short-circuited: the flag must be cleared in any case.
             let moved = self.moved.remove(object);
             return changed || moved;
@@ -265,7 +300,7 @@ impl ManifestIndex {
         others.remove(file);
         self.moved.remove(object);
         self.problems_changed = true;
-        self.owners.insert(object.clone(), id);
+        self.owners.set(&self.claims, id);
         true
     }
 
