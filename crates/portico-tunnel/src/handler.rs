@@ -57,8 +57,8 @@ pub trait Handler: Send + Sync + 'static {
         std::future::pending()
     }
 
-    /// The client of an HTTP/2 connection gets GOAWAY, and what it has asked for is dropped: not the client
-    /// has given up.
+    /// The client of an HTTP/2 connection gets GOAWAY, and what it has asked for is dropped: it is not the
+    /// client that has given up.
     fn dismissed(&self) {}
 
     /// A request is refused before [`connect`](Self::connect) was called. Returns the status of its response.

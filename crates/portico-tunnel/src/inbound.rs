@@ -82,9 +82,11 @@ pub enum Flood {
     /// More frames that cost work and carry nothing than any client needs.
     #[error("frames that carry nothing came faster than any client needs them")]
     Rate,
-    /// More requests cancelled within a second than a connection may have streams, or more than h2 takes of
-    /// those and of frames that continue headers.
-    #[error("requests were cancelled, or headers continued, more often than any client needs")]
+    /// More requests cancelled within a second than a connection may have streams. Or h2 has had enough of
+    /// them, of frames that continue headers, or of frames for streams that have ended.
+    #[error(
+        "requests were cancelled, headers continued or ended streams used more often than a client needs"
+    )]
     Resets,
 }
 

@@ -5,11 +5,13 @@
 //! that wait ([`Waiters`]). Permits are given in the order of requests, and a request waits for [`PATIENCE`]
 //! at most. So a flood of made-up tokens delays the review of a token in use, which waits longer, by
 //! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds. The flood keeps out other tokens, unless
-//! they have the grace that they would have while their API server is away: its review is a task of its own.
+//! they have the grace that they would have while their API server is away. The review of such a token is a
+//! task of its own.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -29,7 +31,7 @@ use crate::line_limit::TenantLines;
 /// One review, from connect to the last byte of the response.
 pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a request waits for its review to begin.
+/// How long a request waits for its review to begin; with a grace, for its end.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long the review of a token in use waits for a permit. It is made again soon after.
@@ -87,6 +89,8 @@ pub(super) struct Reviews {
     /// For reviews under way.
     permits: Permits<Tenant>,
     waiters: Arc<Waiters>,
+    /// Clusters of which a token is reviewed again, for a request, after a review of it that failed.
+    retries: Mutex<HashSet<Tenant>>,
     counters: Counters,
     changes: Arc<Changes>,
     log: TenantLines,
@@ -133,6 +137,7 @@ impl Reviews {
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::new(most as usize, MAX_PER_CLUSTER),
             waiters: Arc::new(Waiters::new(waiting)),
+            retries: Mutex::default(),
             counters: Counters::default(),
             changes,
             log: TenantLines::new(),
@@ -170,11 +175,13 @@ impl Reviews {
         if let Some(known) = token.state.known() {
             return Some(known);
         }
-        if token.state.has_grace() {
-            return Box::pin(self.verdict_within_grace(token)).await;
+        // Boxed: what waits for long holds what it needs for that, and no more.
+        if token.state.has_grace()
+            && let Some(verdict) = Box::pin(self.verdict_within_grace(token)).await
+        {
+            return Some(verdict);
         }
         let _waiter = self.enter(token)?;
-        // Boxed: what waits for long holds what it needs for that, and no more.
         Some(Box::pin(self.wait(token)).await)
     }
 
@@ -191,7 +198,7 @@ impl Reviews {
     }
 
     /// Waits for [`PATIENCE`] at most, and not at all while reviews of the token fail. If there is no verdict
-    /// by then, the last yes counts.
+    /// by then, the last yes counts; `None` if the grace is over.
     async fn verdict_within_grace(self: &Arc<Self>, token: &ReviewedToken) -> Option<Verdict> {
         self.begin_review(token);
         let is_failing = token.state.is_failing();
@@ -199,8 +206,10 @@ impl Reviews {
             // An error says that the review goes on.
             let _ = timeout(PATIENCE, token.state.turn.lock()).await;
         }
+        // Before what is known is read: a no that comes meanwhile ends the grace.
+        let has_grace = token.state.has_grace();
         let known = token.state.known();
-        if known.is_some() || !token.state.has_grace() {
+        if known.is_some() || !has_grace {
             return known;
         }
         // Why reviews fail is in the log already.
@@ -211,15 +220,28 @@ impl Reviews {
     }
 
     /// Begins a review that goes on when the request and its connection are gone, so that what it finds
-    /// decides about the next one. Does nothing if one is under way, or too many wait.
+    /// decides about the next one. Does nothing if one is under way, or too many wait. After a review that
+    /// failed, one token of a cluster is reviewed again at a time: an API server that hangs takes one permit,
+    /// and one that recovers is not asked by all nodes at once.
     fn begin_review(self: &Arc<Self>, token: &ReviewedToken) {
         let Ok(turn) = Arc::clone(&token.state.turn).try_lock_owned() else { return };
+        let retry = if token.state.is_failing() {
+            let Some(retry) = Retry::begin(self, token.reviewer.cluster()) else { return };
+            Some(retry)
+        } else {
+            None
+        };
         let Some(waiter) = self.enter(token) else { return };
         let (reviews, token) = (Arc::clone(self), token.clone());
         tokio::spawn(async move {
             reviews.review_if_due(&token).await;
-            drop((waiter, turn));
+            drop((waiter, retry, turn));
         });
+    }
+
+    fn retries(&self) -> MutexGuard<'_, HashSet<Tenant>> {
+        // Nothing in here can be left half done by a panic elsewhere.
+        self.retries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(&self, token: &ReviewedToken) -> Option<Waiter> {
@@ -301,6 +323,26 @@ impl Reviews {
         let seconds = took.as_secs_f64();
         let bucket = REVIEW_BUCKETS.iter().position(|&bound| seconds <= bound);
         counters.buckets[bucket.unwrap_or(REVIEW_BUCKETS.len())].fetch_add(1, Relaxed);
+    }
+}
+
+/// The review of a token of a cluster, after one that failed.
+struct Retry {
+    of: Arc<Reviews>,
+    cluster: Tenant,
+}
+
+impl Retry {
+    /// `None` if there is one already.
+    fn begin(of: &Arc<Reviews>, cluster: &Tenant) -> Option<Self> {
+        let is_first = of.retries().insert(cluster.clone());
+        is_first.then(|| Self { of: Arc::clone(of), cluster: cluster.clone() })
+    }
+}
+
+impl Drop for Retry {
+    fn drop(&mut self) {
+        self.of.retries().remove(&self.cluster);
     }
 }
 

@@ -437,6 +437,29 @@ async fn a_token_with_a_grace_is_let_in_at_last_although_its_connections_give_wa
 }
 
 #[tokio::test(start_paused = true)]
+async fn requests_ask_an_api_server_that_hangs_about_one_token_at_a_time_once_a_review_has_failed() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let tokens: Vec<_> = (0..100).map(|number| format!("token-{number}")).collect();
+    for token in &tokens {
+        gateway.authenticate(&api, token).await.unwrap();
+    }
+    advance(INTERVAL).await;
+    api.hangs.store(true, SeqCst);
+    let all = || futures_util::future::join_all(tokens.iter().map(|token| gateway.authenticate(&api, token)));
+    // Each has a review of its own first, eight at a time for three seconds each.
+    for _ in 0..20 {
+        assert!(all().await.iter().all(Result::is_ok));
+        sleep(REVIEW_TIMEOUT).await;
+    }
+    api.most_under_way.store(0, SeqCst);
+    for _ in 0..30 {
+        assert!(all().await.iter().all(Result::is_ok));
+        sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(api.most_under_way.load(SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_token_is_reviewed_anew_where_another_ca_signed_for_the_api_server() {
     let (gateway, before) = (Gateway::start(), ApiServer::new("a"));
     gateway.authenticate(&before, "token").await.unwrap();

@@ -29,7 +29,7 @@ const MOST_GOODBYES: usize = 256;
 
 static GOODBYES: Semaphore = Semaphore::const_new(MOST_GOODBYES);
 
-/// Waits until the client has got its response.
+/// Waits until a client has its response or GOAWAY.
 pub(crate) async fn goodbye(parting: impl Future) {
     let permit = GOODBYES.try_acquire();
     let limit = if permit.is_ok() { GOODBYE } else { Duration::ZERO };

@@ -110,8 +110,10 @@ where
                 }
                 Ok(None) => return Ok(if draining { Finished::Drained } else { Finished::Closed }),
                 Ok(Some(Err(error))) => {
-                    let failure = error.into();
-                    if matches!(failure, Failure::Flood(_)) {
+                    // The memory that it held was needed.
+                    let is_evicted = activity.is_evicted() && !handler.is_authenticated();
+                    let failure = if is_evicted { Failure::Evicted } else { error.into() };
+                    if matches!(failure, Failure::Evicted | Failure::Flood(_)) {
                         handler.dismissed();
                     }
                     return Err(failure);
