@@ -8,10 +8,9 @@
 //! they have the grace that they would have while their API server is away. The review of such a token is a
 //! task of its own.
 
-use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -89,8 +88,8 @@ pub(super) struct Reviews {
     /// For reviews under way.
     permits: Permits<Tenant>,
     waiters: Arc<Waiters>,
-    /// Clusters of which a token is reviewed again, for a request, after a review of it that failed.
-    retries: Mutex<HashSet<Tenant>>,
+    /// For reviews that requests begin after one of the token failed.
+    retries: Permits<Tenant>,
     counters: Counters,
     changes: Arc<Changes>,
     log: TenantLines,
@@ -137,7 +136,7 @@ impl Reviews {
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::new(most as usize, MAX_PER_CLUSTER),
             waiters: Arc::new(Waiters::new(waiting)),
-            retries: Mutex::default(),
+            retries: Permits::new(most as usize, 1),
             counters: Counters::default(),
             changes,
             log: TenantLines::new(),
@@ -225,23 +224,16 @@ impl Reviews {
     /// and one that recovers is not asked by all nodes at once.
     fn begin_review(self: &Arc<Self>, token: &ReviewedToken) {
         let Ok(turn) = Arc::clone(&token.state.turn).try_lock_owned() else { return };
-        let retry = if token.state.is_failing() {
-            let Some(retry) = Retry::begin(self, token.reviewer.cluster()) else { return };
-            Some(retry)
-        } else {
-            None
-        };
         let Some(waiter) = self.enter(token) else { return };
         let (reviews, token) = (Arc::clone(self), token.clone());
         tokio::spawn(async move {
-            reviews.review_if_due(&token).await;
-            drop((waiter, retry, turn));
+            let is_retry = token.state.is_failing();
+            let retry = is_retry.then(|| reviews.retries.try_acquire(token.reviewer.cluster())).flatten();
+            if retry.is_some() || !is_retry {
+                reviews.review_if_due(&token).await;
+            }
+            drop((waiter, turn));
         });
-    }
-
-    fn retries(&self) -> MutexGuard<'_, HashSet<Tenant>> {
-        // Nothing in here can be left half done by a panic elsewhere.
-        self.retries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn enter(&self, token: &ReviewedToken) -> Option<Waiter> {
@@ -323,26 +315,6 @@ impl Reviews {
         let seconds = took.as_secs_f64();
         let bucket = REVIEW_BUCKETS.iter().position(|&bound| seconds <= bound);
         counters.buckets[bucket.unwrap_or(REVIEW_BUCKETS.len())].fetch_add(1, Relaxed);
-    }
-}
-
-/// The review of a token of a cluster, after one that failed.
-struct Retry {
-    of: Arc<Reviews>,
-    cluster: Tenant,
-}
-
-impl Retry {
-    /// `None` if there is one already.
-    fn begin(of: &Arc<Reviews>, cluster: &Tenant) -> Option<Self> {
-        let is_first = of.retries().insert(cluster.clone());
-        is_first.then(|| Self { of: Arc::clone(of), cluster: cluster.clone() })
-    }
-}
-
-impl Drop for Retry {
-    fn drop(&mut self) {
-        self.of.retries().remove(&self.cluster);
     }
 }
 
