@@ -22,7 +22,7 @@ impl Changes {
         self.notify.notified().await;
     }
 
-    /// Grows with each announcement: what was verified before it has to be verified again.
+    /// Grows with each announcement: what was accepted before it may not hold.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(SeqCst)
     }

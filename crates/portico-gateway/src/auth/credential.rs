@@ -72,21 +72,24 @@ impl Credential {
         &self.cluster
     }
 
-    /// Revokes it if its evidence does not hold any more. Returns why, to the call that revoked it.
-    pub(super) fn revoke_if_invalid(&self, tokens: Option<&StaticTokens>) -> Option<String> {
+    /// Why its evidence does not hold any more.
+    pub(super) fn why_invalid(&self, tokens: Option<&StaticTokens>) -> Option<String> {
         let evidence = lock(&self.evidence).clone();
-        let why = match evidence {
+        match evidence {
             Evidence::Certificate(certificate) => {
-                certificate.still_identifies(&self.cluster).err()?.to_string()
+                certificate.still_identifies(&self.cluster).err().map(|invalid| invalid.to_string())
             }
             Evidence::StaticToken(hash) => {
-                if tokens.and_then(|tokens| tokens.owner(&hash)).is_some_and(|owner| owner == self.cluster) {
-                    return None;
-                }
-                "the token is gone from the file".to_owned()
+                let owner = tokens.and_then(|tokens| tokens.owner(&hash));
+                (owner.as_ref() != Some(&self.cluster)).then(|| "the token is gone from the file".to_owned())
             }
-            Evidence::ReviewedToken(reviewed) => reviewed.state.why_refused()?,
-        };
+            Evidence::ReviewedToken(reviewed) => reviewed.state.why_refused(),
+        }
+    }
+
+    /// Revokes it if its evidence does not hold any more. Returns why, to the call that revoked it.
+    pub(super) fn revoke_if_invalid(&self, tokens: Option<&StaticTokens>) -> Option<String> {
+        let why = self.why_invalid(tokens)?;
         (!self.revoked.swap(true, SeqCst)).then_some(why)
     }
 

@@ -414,6 +414,27 @@ async fn a_token_with_a_grace_waits_three_seconds_at_most_whatever_else_is_revie
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_with_a_grace_waits_no_longer_while_others_are_revoked() {
+    let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
+    gateway.authenticate(&api, "token").await.unwrap();
+    advance(INTERVAL).await;
+    api.hangs.store(true, SeqCst);
+    gateway.flood(&api, 300);
+    sleep(REVIEW).await;
+    let announcer = Arc::clone(&gateway);
+    let revocations = tokio::spawn(async move {
+        loop {
+            sleep(Duration::from_secs(1)).await;
+            announcer.identities.changes.announce();
+        }
+    });
+    let begun = Instant::now();
+    gateway.authenticate(&api, "token").await.unwrap();
+    assert!(begun.elapsed() <= PATIENCE, "it took {:?}", begun.elapsed());
+    revocations.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_token_with_a_grace_is_let_in_at_last_although_its_connections_give_way_to_others() {
     let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
     gateway.authenticate(&api, "token").await.unwrap();

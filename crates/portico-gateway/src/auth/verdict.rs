@@ -1,9 +1,9 @@
 //! What is known of one token: the last verdict, and how long it holds.
 //!
-//! A yes holds for the review interval, a no for [`REFUSED_FOR`]. While its API server cannot be asked, or
-//! too many requests wait for that, a token that was accepted stays accepted for the grace, and one that
-//! never was is not. After the grace new requests are refused. Streams that are open stay, and the token is
-//! reviewed again until a no cuts them.
+//! A yes holds for the review interval, a no for [`REFUSED_FOR`]. While its API server cannot be asked or
+//! takes too long, or too many requests wait for that, a token that was accepted stays accepted for the
+//! grace, and one that never was is not. After the grace new requests are refused. Streams that are open
+//! stay, and the token is reviewed again until a no cuts them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

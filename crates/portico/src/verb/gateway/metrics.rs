@@ -154,9 +154,9 @@ impl GatewayMetrics {
             None,
             results.map(|(result, count)| ([("result", result)], count)),
         )?;
-        let help = "Requests that wait for a token review.";
+        let help = "Requests that wait for a token review, and reviews that go on without their request.";
         out.one_gauge("tunnel_reviews_waiting", help, None, u64::from(reviews.waiting))?;
-        let help = "What these requests are reckoned to take.";
+        let help = "What these are reckoned to take.";
         out.one_gauge("tunnel_reviews_waiting_bytes", help, None, reviews.waiting_bytes as u64)?;
         let help = "Tokens remembered with what was found out about them.";
         out.one_gauge("tunnel_tokens_remembered", help, None, reviews.remembered)?;
