@@ -11,9 +11,10 @@ use anyhow::{Context, Result};
 
 use crate::ended::Ended;
 
-/// Between two looks at a condition. Most probes start a program (`kubectl`, about 60 ms of one of
-/// two cores), so looking more often would slow down what is waited for.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(150);
+/// The shortest and the longest time between two looks at a condition: a quarter of the time waited so far.
+/// Most probes start a program (`kubectl`, about 60 ms of one of two cores). So looking more often slows down
+/// what is waited for, and tests that wait at the same time took most of the machine.
+const BETWEEN_LOOKS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_secs(1));
 
 /// Calls `probe` until it succeeds and returns its value.
 ///
@@ -29,7 +30,7 @@ pub fn until<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Result<T
                 let waited = start.elapsed().as_secs();
                 return Err(reason).with_context(|| format!("waited {waited} s for {what}"));
             }
-            Err(_) => thread::sleep(BETWEEN_LOOKS),
+            Err(_) => thread::sleep((start.elapsed() / 4).clamp(BETWEEN_LOOKS.0, BETWEEN_LOOKS.1)),
         }
     }
 }
