@@ -262,7 +262,7 @@ impl Identities {
             // What was announced before the credential was listed, `supervise` may have missed. To verify a
             // certificate again takes a tenth of a millisecond, so that is done only then.
             if self.changes.generation() == generation
-                || credential.why_invalid(self.tokens.as_deref()).is_none()
+                || (!credential.is_revoked() && credential.why_invalid(self.tokens.as_deref()).is_none())
             {
                 self.outcomes[method as usize][0].fetch_add(1, Relaxed);
                 return Ok(Some(credential));

@@ -168,6 +168,17 @@ impl Gateway {
         outcome.map(|credential| credential.expect("tokens are asked for"))
     }
 
+    /// A `token` was accepted and is due. Its API server hangs, under a [`flood`](Self::flood).
+    async fn flooded(at_once: usize) -> (Arc<Self>, Arc<ApiServer>) {
+        let (gateway, api) = (Arc::new(Self::start()), ApiServer::new("a"));
+        gateway.authenticate(&api, "token").await.unwrap();
+        advance(INTERVAL).await;
+        api.hangs.store(true, SeqCst);
+        gateway.flood(&api, at_once);
+        sleep(REVIEW).await;
+        (gateway, api)
+    }
+
     /// Shows made-up tokens for as long as the test runs: so many at once, and others as soon as they are
     /// refused.
     fn flood(self: &Arc<Self>, api: &Arc<ApiServer>, at_once: usize) {
@@ -402,12 +413,7 @@ async fn after_a_review_that_failed_a_token_is_reviewed_again_however_short_its_
 
 #[tokio::test(start_paused = true)]
 async fn a_token_with_a_grace_waits_three_seconds_at_most_whatever_else_is_reviewed() {
-    let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
-    gateway.authenticate(&api, "token").await.unwrap();
-    advance(INTERVAL).await;
-    api.hangs.store(true, SeqCst);
-    gateway.flood(&api, MAX_PER_CLUSTER);
-    sleep(REVIEW).await;
+    let (gateway, api) = Gateway::flooded(MAX_PER_CLUSTER).await;
     let begun = Instant::now();
     gateway.authenticate(&api, "token").await.unwrap();
     assert!(begun.elapsed() <= PATIENCE, "it took {:?}", begun.elapsed());
@@ -415,12 +421,7 @@ async fn a_token_with_a_grace_waits_three_seconds_at_most_whatever_else_is_revie
 
 #[tokio::test(start_paused = true)]
 async fn a_token_with_a_grace_waits_no_longer_while_others_are_revoked() {
-    let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
-    gateway.authenticate(&api, "token").await.unwrap();
-    advance(INTERVAL).await;
-    api.hangs.store(true, SeqCst);
-    gateway.flood(&api, 300);
-    sleep(REVIEW).await;
+    let (gateway, api) = Gateway::flooded(300).await;
     let announcer = Arc::clone(&gateway);
     let revocations = tokio::spawn(async move {
         loop {
@@ -436,12 +437,7 @@ async fn a_token_with_a_grace_waits_no_longer_while_others_are_revoked() {
 
 #[tokio::test(start_paused = true)]
 async fn a_token_with_a_grace_is_let_in_at_last_although_its_connections_give_way_to_others() {
-    let (gateway, api) = (Arc::new(Gateway::start()), ApiServer::new("a"));
-    gateway.authenticate(&api, "token").await.unwrap();
-    advance(INTERVAL).await;
-    api.hangs.store(true, SeqCst);
-    gateway.flood(&api, 300);
-    sleep(REVIEW).await;
+    let (gateway, api) = Gateway::flooded(300).await;
     let begun = Instant::now();
     // A second each: then the slot of the connection is needed.
     let second = Duration::from_secs(1);
