@@ -119,7 +119,7 @@ pub async fn start(
 
 /// A connection that is held.
 #[derive(Debug)]
-struct Held {
+struct OpenConnection {
     number: u64,
     client: IpAddr,
     state: State,
@@ -139,10 +139,10 @@ enum State {
 
 /// The connections of one listener, in the order they came.
 #[derive(Debug, Default)]
-struct Connections(Mutex<Vec<Held>>);
+struct Connections(Mutex<Vec<OpenConnection>>);
 
 impl Connections {
-    fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<OpenConnection>> {
         // Nothing in here can be left half done by a panic elsewhere.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,7 +158,7 @@ impl Connections {
         }
         let serving = serve_connection(stream, pages, Arc::clone(self), number);
         let task = tokio::spawn(async { drop(timeout(CONNECTION_TIMEOUT, serving).await) }).abort_handle();
-        held.push(Held { number, client, state: State::Waiting, task });
+        held.push(OpenConnection { number, client, state: State::Waiting, task });
     }
 
     /// Ends a connection that has sent no request. Returns false if there is none.
@@ -193,7 +193,7 @@ impl Connections {
     }
 }
 
-impl Held {
+impl OpenConnection {
     /// Ends the connection if it is the one that is evicted. Returns whether it stays.
     fn stays_without(&self, evicted: u64) -> bool {
         if self.number == evicted {
@@ -234,9 +234,12 @@ pub async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible 
 
 /// The number of the connection to end when `client` needs a slot and none is free: one of the client that
 /// would hold the most; of those one without a request, if there is one; of these the oldest.
-fn evicted_for<'a>(held: impl DoubleEndedIterator<Item = &'a Held> + Clone, client: IpAddr) -> Option<u64> {
+fn evicted_for<'a>(
+    held: impl DoubleEndedIterator<Item = &'a OpenConnection> + Clone,
+    client: IpAddr,
+) -> Option<u64> {
     let of = |other: IpAddr| held.clone().filter(|connection| connection.client == other).count();
-    let weight = |connection: &&Held| {
+    let weight = |connection: &&OpenConnection| {
         let more = usize::from(connection.client == client);
         (of(connection.client) + more, connection.state == State::Waiting)
     };
@@ -304,8 +307,8 @@ mod tests {
 
     /// Connections of clients in the order they came, with a question mark where the request is still
     /// awaited.
-    async fn held(clients: &[&str]) -> Vec<Held> {
-        let connection = |(number, client): (usize, &&str)| Held {
+    async fn held(clients: &[&str]) -> Vec<OpenConnection> {
+        let connection = |(number, client): (usize, &&str)| OpenConnection {
             number: number as u64,
             client: client.trim_end_matches('?').parse().unwrap(),
             state: if client.ends_with('?') { State::Waiting } else { State::Short },

@@ -47,10 +47,16 @@ impl IdentityFiles {
     }
 
     /// Looks at the files. Blocks for the time of reading small files, if they changed.
-    pub fn look(&mut self) -> Renewed {
+    pub fn reload_if_changed(&mut self) -> Renewed {
         Renewed {
-            certificate: self.tls.as_mut().is_some_and(|(tls, files)| files.look(|| tls.reload())),
-            token: self.token.as_mut().is_some_and(|(token, files)| files.look(|| token.reload())),
+            certificate: self
+                .tls
+                .as_mut()
+                .is_some_and(|(tls, files)| files.reload_if_changed(|| tls.reload())),
+            token: self
+                .token
+                .as_mut()
+                .is_some_and(|(token, files)| files.reload_if_changed(|| token.reload())),
         }
     }
 

@@ -11,14 +11,14 @@ use portico_tunnel::{End, Meter};
 use crate::access::Line;
 use crate::record::{Record, Upstream};
 use crate::refusal::{ENDS, Refusal, end_index};
-use crate::shared::{Shared, Slot};
+use crate::shared::{ConnectionIndex, Shared};
 
 /// A connection that is being served.
 #[derive(Debug)]
 pub(crate) struct Session {
     shared: Arc<Shared>,
     record: Arc<Record>,
-    slot: Slot,
+    slot: ConnectionIndex,
     outcome: Outcome,
 }
 

@@ -22,7 +22,7 @@ pub const OPEN_BUCKETS: [f64; 13] =
 
 /// The position of a connection in the list.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Slot(usize);
+pub(crate) struct ConnectionIndex(usize);
 
 /// Shared by all connections.
 #[derive(Debug)]
@@ -136,11 +136,11 @@ impl Shared {
     }
 
     /// Lists a connection until [`unlist`](Self::unlist).
-    pub(crate) fn list(&self, record: Arc<Record>) -> Slot {
-        Slot(self.open().insert(record))
+    pub(crate) fn list(&self, record: Arc<Record>) -> ConnectionIndex {
+        ConnectionIndex(self.open().insert(record))
     }
 
-    pub(crate) fn unlist(&self, slot: Slot) {
+    pub(crate) fn unlist(&self, slot: ConnectionIndex) {
         let mut open = self.open();
         open.remove(slot.0);
         if open.is_empty() {

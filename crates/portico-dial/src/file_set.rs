@@ -67,7 +67,7 @@ impl FileSet {
 
     /// Calls `reload` if the files may have changed, or could not be used before. Returns true if it says
     /// that there is new content in force. Blocks for the time of a few stat(2) and of `reload`.
-    pub fn look<E: Display>(&mut self, reload: impl FnOnce() -> Result<bool, E>) -> bool {
+    pub fn reload_if_changed<E: Display>(&mut self, reload: impl FnOnce() -> Result<bool, E>) -> bool {
         let stamps: Vec<_> = self.paths.iter().map(stamp).collect();
         if stamps == self.stamps && self.problem.is_none() {
             return false;
@@ -201,7 +201,7 @@ mod tests {
         }
 
         fn look(&mut self) -> bool {
-            self.set.look(|| self.token.reload())
+            self.set.reload_if_changed(|| self.token.reload())
         }
     }
 

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::join::{Answer, Member};
-use super::maintenance::{Alarm, Seen};
+use super::maintenance::{Alarm, MemberStatus};
 
 /// For a question. A member that starts answers none, and the caller has something else to do.
 const QUESTION: Duration = Duration::from_secs(1);
@@ -86,12 +86,12 @@ impl Client {
     }
 
     /// How it stands with a member, and with the alarms of the ring as it knows them.
-    pub(crate) async fn seen(&self, url: &str) -> anyhow::Result<(Seen, Vec<Alarm>)> {
+    pub(crate) async fn seen(&self, url: &str) -> anyhow::Result<(MemberStatus, Vec<Alarm>)> {
         let endpoint = self.endpoint(url)?;
         let status = self.call(endpoint, "maintenance/status", &json!({}), QUESTION).await?;
         let of = |field: &str| number(&status[field]);
         let header = &status["header"];
-        let seen = Seen {
+        let seen = MemberStatus {
             url: url.to_owned(),
             id: number(&header["member_id"]),
             leader: of("leader"),

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// How it stands with a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct MemberStatus {
     pub(crate) url: String,
     pub(crate) id: u64,
     /// The member that it takes for the leader; 0 for none.
@@ -65,8 +65,8 @@ struct Before {
 /// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy.
 /// `ring` are the members of the ring as a majority says, where one has other data than the rest.
 fn next(
-    own: &Seen,
-    others: &[Option<Seen>],
+    own: &MemberStatus,
+    others: &[Option<MemberStatus>],
     ring: Option<&[u64]>,
     alarms: &[Alarm],
     before: Before,
@@ -85,8 +85,8 @@ fn next(
         let mut left = corrupt.filter(|alarm| alarm.member != 0 && !ring.contains(&alarm.member));
         return left.next().map(|alarm| Act::Disarm(*alarm));
     }
-    let is_whole = |seen: &&Seen| seen.leader == own.id && !seen.is_learner;
-    let healthy: Vec<&Seen> = others.iter().flatten().filter(is_whole).collect();
+    let is_whole = |seen: &&MemberStatus| seen.leader == own.id && !seen.is_learner;
+    let healthy: Vec<&MemberStatus> = others.iter().flatten().filter(is_whole).collect();
     if healthy.len() < others.len() {
         return None;
     }
@@ -100,7 +100,7 @@ fn next(
     if before.revision > before.compacted {
         return Some(Act::Compact(before.revision));
     }
-    if members.clone().all(Seen::has_space) {
+    if members.clone().all(MemberStatus::has_space) {
         return Some(Act::Disarm(*alarm));
     }
     members.find(|seen| seen.gets_space()).map(|seen| Act::Defragment(seen.url.clone()))
@@ -113,7 +113,7 @@ impl Alarm {
     }
 }
 
-impl Seen {
+impl MemberStatus {
     /// Half of a file of some size is nothing.
     fn is_mostly_free(&self) -> bool {
         self.size >= self.quota / 4 && self.in_use <= self.size / 2
@@ -150,7 +150,7 @@ pub(crate) async fn run(client: &Client, own: &str, every: Duration) -> Infallib
 }
 
 /// Does one thing, if there is one to do.
-async fn look(client: &Client, own: &Seen, alarms: &[Alarm], before: &mut Before) -> bool {
+async fn look(client: &Client, own: &MemberStatus, alarms: &[Alarm], before: &mut Before) -> bool {
     let mut others = Vec::new();
     if own.leader == own.id {
         for url in client.urls().filter(|url| *url != own.url) {
@@ -198,8 +198,8 @@ impl Act {
 }
 
 /// Says what an alarm means, and what to do, once.
-fn tell(own: &Seen, alarms: &[Alarm]) {
-    let Seen { size, in_use, quota, .. } = own;
+fn tell(own: &MemberStatus, alarms: &[Alarm]) {
+    let MemberStatus { size, in_use, quota, .. } = own;
     match alarms.first() {
         Some(alarm) if !alarm.is_full => error!(
             member = format_args!("{:x}", alarm.member),
@@ -229,9 +229,9 @@ mod tests {
     const FULL: Alarm = Alarm { member: 2, is_full: true };
 
     /// The first one leads.
-    fn seen(id: u64, size: u64, in_use: u64) -> Seen {
+    fn seen(id: u64, size: u64, in_use: u64) -> MemberStatus {
         let url = format!("http://{id}");
-        Seen { url, id, leader: 1, is_learner: false, size, in_use, quota: QUOTA, revision: 50 }
+        MemberStatus { url, id, leader: 1, is_learner: false, size, in_use, quota: QUOTA, revision: 50 }
     }
 
     fn after(revision: u64, compacted: u64) -> Before {
@@ -247,7 +247,8 @@ mod tests {
         let (large, small) = ([500, 100], [200, 10]);
         let of = |id, [size, in_use]: [u64; 2]| seen(id, size, in_use);
         let others = |second, third| [Some(of(2, second)), Some(of(3, third))];
-        let next = |own, others: &[Option<Seen>]| next(&of(1, own), others, None, &[], Before::default());
+        let next =
+            |own, others: &[Option<MemberStatus>]| next(&of(1, own), others, None, &[], Before::default());
         assert_eq!(next(large, &others(small, large)), defragment(3));
         assert_eq!(next(large, &others(small, small)), defragment(1));
         assert_eq!(next(small, &others(small, [900, 800])), None);
@@ -257,7 +258,7 @@ mod tests {
     #[test]
     fn a_full_database_is_compacted_defragmented_and_ends_its_alarm() {
         let (full, freed) = (seen(1, 1_100, 300), seen(1, 320, 300));
-        let next = |own: &Seen, before| next(own, &[], None, &[FULL], before);
+        let next = |own: &MemberStatus, before| next(own, &[], None, &[FULL], before);
         assert_eq!(next(&full, after(40, 0)), Some(Act::Compact(40)));
         assert_eq!(next(&full, after(40, 40)), defragment(1));
         assert_eq!(next(&freed, after(40, 40)), Some(Act::Disarm(FULL)));
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_learner_only_asks_to_vote() {
-        let learner = Seen { is_learner: true, ..seen(2, 1_100, 10) };
+        let learner = MemberStatus { is_learner: true, ..seen(2, 1_100, 10) };
         assert_eq!(next(&learner, &[], None, &[FULL], after(40, 0)), Some(Act::Promote(2)));
     }
 

@@ -17,9 +17,9 @@ use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
 use portico_api::migration::{BadMigrationSettings, MIGRATION, MigrationSettings};
 use portico_api::strategy::ExposeStrategy;
 
+pub mod last_use;
 pub mod order;
 pub mod plan;
-pub mod quiet;
 pub mod waves;
 
 /// A door that was used within that time is reported as in use.

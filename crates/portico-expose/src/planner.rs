@@ -12,12 +12,12 @@
 //! and calls [`Planner::initial_sync_complete`] once, after the first complete set of objects.
 
 mod approval;
+mod entry;
 mod explicit;
 mod levels;
 mod problems;
 mod served;
 mod settings;
-mod slot;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use portico_api::service::Service;
 use portico_api::strategy::ExposeStrategy;
 
 use self::approval::{Approved, Judge, known, paused, unapproved_policy};
+use self::entry::{ClusterEntry, InForce};
 use self::explicit::{ExplicitServices, OUTSIDE_RANGE, node_ports_exhausted};
 use self::levels::Levels;
 use self::problems::ProblemIndex;
 use self::served::{Served, serve};
 pub use self::settings::{Mode, Settings};
-use self::slot::{InForce, Slot};
 use crate::change::{Output, PlannerChange};
 use crate::inputs::{Inputs, Scope};
 use crate::node_ports::PortKey;
@@ -53,7 +53,7 @@ use crate::resolve::Decision;
 pub struct Planner {
     settings: Settings,
     levels: Levels,
-    clusters: HashMap<ClusterName, Slot>,
+    clusters: HashMap<ClusterName, ClusterEntry>,
     explicit: ExplicitServices,
     persisted: PersistedState,
     /// Grows whenever a persisted strategy changed.
@@ -254,7 +254,7 @@ impl Planner {
         match self.clusters.get_mut(&name) {
             Some(slot) => slot.wanted = wanted,
             None => {
-                self.clusters.insert(name.clone(), Slot::new(wanted));
+                self.clusters.insert(name.clone(), ClusterEntry::new(wanted));
             }
         }
         work.dirty.insert(name);
@@ -357,7 +357,7 @@ impl Planner {
     fn next_in_force(
         &mut self,
         name: &ClusterName,
-        slot: &Slot,
+        slot: &ClusterEntry,
     ) -> (Option<(Arc<Cluster>, Approved)>, Vec<Problem>) {
         let in_force = slot.in_force.as_ref();
         let mut problems = match self.approve_wanted(name, &slot.wanted, in_force) {

@@ -140,7 +140,7 @@ impl Learned {
     /// Looks up the route of a server name. Upper case and a trailing dot make no difference.
     pub(crate) fn look_up_host(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
         let host = HostName::parse(name).map_err(|_| self.unreadable(name, Refusal::Unknown))?;
-        let routes = shared.live.routes();
+        let routes = shared.route_store.routes();
         self.learn(routes.host(&host), host);
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Learned {
     /// Looks up the route of a CONNECT authority.
     pub(crate) fn look_up_authority(&mut self, shared: &Shared, name: &str) -> Result<(), Refusal> {
         let authority = Authority::parse(name).map_err(|_| self.unreadable(name, Refusal::Malformed))?;
-        let routes = shared.live.routes();
+        let routes = shared.route_store.routes();
         self.learn(routes.authorities.get_key_value(&authority), authority);
         Ok(())
     }
@@ -167,7 +167,7 @@ impl Learned {
 
     /// Looks up the route of a port.
     pub(crate) fn look_up_port(&mut self, shared: &Shared, port: u16) {
-        self.upstream = shared.live.routes().ports.get(&port).cloned();
+        self.upstream = shared.route_store.routes().ports.get(&port).cloned();
     }
 
     /// Whether the client may have a connection to the upstream found, and takes it out of the cluster's

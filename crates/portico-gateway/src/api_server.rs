@@ -42,7 +42,7 @@ pub(crate) fn reviewer_of(
     } else {
         let authority =
             Authority::parse(&format!("{API_SERVER}.{}.svc.cluster.local:443", service.namespace)).ok()?;
-        let other = shared.live.routes().authorities.get(&authority).cloned()?;
+        let other = shared.route_store.routes().authorities.get(&authority).cloned()?;
         (other.cluster.name == upstream.cluster.name).then_some((other, authority))?
     };
     let ca = ca_of(&upstream)?;
@@ -61,7 +61,7 @@ impl ApiServer {
     /// A Service that was made anew is found under the same authority. One that is gone is asked where it
     /// was. One of another cluster has no say.
     fn current(&self) -> Arc<Upstream> {
-        let routes = self.shared.live.routes();
+        let routes = self.shared.route_store.routes();
         let current = routes.authorities.get(&self.authority);
         let current = current.filter(|current| current.cluster.name == self.upstream.cluster.name);
         Arc::clone(current.unwrap_or(&self.upstream))

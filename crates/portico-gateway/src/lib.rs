@@ -1,7 +1,7 @@
 //! The data plane: moves TCP bytes between clients and hosted control planes.
 //!
 //! `entry` accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT
-//! request. `admission` finds the route in `live` and holds the client against allow list and budget
+//! request. `admission` finds the route in `route_store` and holds the client against allow list and budget
 //! (`cluster`), for CONNECT also against its credential (`auth`, which may ask an `api_server`).
 //! `upstream` connects to an endpoint. `session` counts the connection, by listener in `doors`, while
 //! `portico-net` or `portico-tunnel` carries its bytes; `access` writes the line that is left of it.
@@ -23,10 +23,10 @@ mod entry;
 mod fair_share;
 mod first_bytes;
 mod line_limit;
-mod live;
 mod outcome;
 mod proxy_header;
 mod record;
+mod route_store;
 mod session;
 mod shared;
 mod upstream;
@@ -52,11 +52,11 @@ pub use cluster::{Cluster, ClusterSnapshot, HANDSHAKE_BUCKETS};
 pub use config::{Config, IdleTimeouts, Keepalive, ProxyMode, ProxyProtocol};
 pub use doors::{Client, DoorSnapshot, LAST_CLIENTS};
 pub use fair_share::{ShareUse, Use};
-pub use live::{Live, Routes};
 pub use outcome::{End, Refusal, Side};
 pub use portico_net::access::{AccessFormat, AccessLog};
 pub use portico_net::takeover::{Offer, Predecessor, TakeOverError, take_over};
 pub use record::{Listener, Record};
+pub use route_store::{RouteStore, Routes};
 pub use shared::{Shared, Totals};
 pub use upstream::{Endpoint, Upstream};
 
@@ -230,7 +230,7 @@ impl Gateway {
                     None => error.to_string().into(),
                 };
                 if failed.get(&port) != Some(&error) {
-                    let routes = self.shared.live.routes();
+                    let routes = self.shared.route_store.routes();
                     let service = routes.ports.get(&port).map(|upstream| upstream.id().to_string());
                     tracing::error!(
                         service, %address, %error, "cannot open a NodePort listener; trying again"
@@ -298,7 +298,7 @@ impl Gateway {
 
     /// NodePorts that could not be bound, by number.
     pub fn failed_node_ports(&self) -> Vec<FailedPort> {
-        let routes = self.shared.live.routes();
+        let routes = self.shared.route_store.routes();
         let mut failed: Vec<_> = self
             .failed_ports()
             .iter()

@@ -23,8 +23,8 @@ use crate::auth::Identities;
 use crate::config::{Config, ProxyMode};
 use crate::descriptors::Descriptors;
 use crate::fair_share::FairShare;
-use crate::live::{Applied, Live};
 use crate::outcome::{End, Refusal, Side};
+use crate::route_store::{Applied, RouteStore};
 use crate::upstream::OwnListeners;
 
 /// What all workers share.
@@ -33,7 +33,7 @@ pub struct Shared {
     /// The settings of this process.
     pub config: Config,
     /// The routes.
-    pub live: Live,
+    pub route_store: RouteStore,
     /// Where access lines go.
     pub access: AccessLog,
     /// Authentication of tunnel clients.
@@ -94,7 +94,7 @@ impl Shared {
             ),
             own: OwnListeners::new(&config),
             front_keeps_addresses: AtomicBool::default(),
-            live: Live::new(FairShare::new(
+            route_store: RouteStore::new(FairShare::new(
                 config.connection_memory,
                 config.connection_descriptors,
                 &config.tunnel.memory,
@@ -119,7 +119,7 @@ impl Shared {
 
     /// Applies what changed about the routes, and about the way to the gateway itself.
     pub(crate) fn apply(&self, update: &Update) -> Applied {
-        let mut applied = self.live.apply(update);
+        let mut applied = self.route_store.apply(update);
         if let Some(front) = applied.front.take() {
             self.set_front(front);
         }
@@ -138,7 +138,7 @@ impl Shared {
 
     /// The counters as they are now.
     pub fn totals(&self) -> Totals {
-        let (connection_memory, connection_descriptors) = self.live.fair_share().taken();
+        let (connection_memory, connection_descriptors) = self.route_store.fair_share().taken();
         Totals {
             connection_memory,
             connection_descriptors,

@@ -15,7 +15,7 @@ use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::options::NodeName;
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::{CaHash, pinned};
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::untrusted_api::{UntrustedApi, UntrustedApiError};
 use portico_pki::{Credential, Kubeconfig};
 use serde_json::{Value, json};
 
@@ -92,7 +92,7 @@ async fn questions(
     by_environment: bool,
     time: &mut Option<Timestamp>,
 ) -> anyhow::Result<Answers> {
-    let stranger = Foreign::new(&unverified(server), dialer(by_environment)?).await?;
+    let stranger = UntrustedApi::new(&unverified(server), dialer(by_environment)?).await?;
     // The time is a help alone.
     *time = stranger.version().await.ok().and_then(|(_, time)| time);
     let info = stranger.get(CLUSTER_INFO).await?.ok_or_else(|| {
@@ -102,7 +102,7 @@ async fn questions(
     let credential = Credential::Token(token.reveal());
     let (cluster, url) = ("default".to_owned(), server.url.clone());
     let kubeconfig = Kubeconfig { cluster, server: url, authority: authority.clone(), credential };
-    let inside = Foreign::new(&kubeconfig.to_yaml(), dialer(by_environment)?).await?;
+    let inside = UntrustedApi::new(&kubeconfig.to_yaml(), dialer(by_environment)?).await?;
     let object = inside.get(KUBELET_CONFIG).await.map_err(explained)?.ok_or_else(|| {
         anyhow!(
             "there is no ConfigMap kube-system/kubelet-config: Portico exposes this cluster, and does not \
@@ -136,16 +136,16 @@ fn unverified(server: &Server) -> String {
 }
 
 /// What to do about a refusal.
-fn explained(error: ForeignError) -> anyhow::Error {
+fn explained(error: UntrustedApiError) -> anyhow::Error {
     let remedy = match &error {
-        ForeignError::Refused { code: 401, .. } => {
+        UntrustedApiError::Refused { code: 401, .. } => {
             "the token is unknown there, or has ended: `portico join token` makes another"
         }
-        ForeignError::Refused { code: 403, .. } => {
+        UntrustedApiError::Refused { code: 403, .. } => {
             "the operator has not made the rights of machines yet: see the condition \
              PorticoUserClusterReady of the Cluster"
         }
-        ForeignError::Unreachable { .. } => {
+        UntrustedApiError::Unreachable { .. } => {
             "it was reached before: if its certificate is not trusted, another server answers now and \
              then, or the clock is off"
         }
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_refused_token_is_reported_with_how_to_get_another() {
-        let refused = |code| ForeignError::Refused { what: "GET /".into(), code, message: "no".into() };
+        let refused = |code| UntrustedApiError::Refused { what: "GET /".into(), code, message: "no".into() };
         assert!(explained(refused(401)).to_string().contains("`portico join token` makes another"));
         assert!(explained(refused(403)).to_string().contains("PorticoUserClusterReady"));
         assert_eq!(explained(refused(500)).to_string(), refused(500).to_string());

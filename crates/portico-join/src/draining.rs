@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use portico_api::text;
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::untrusted_api::{UntrustedApi, UntrustedApiError};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -29,7 +29,7 @@ const LONGEST: usize = 300;
 /// A node, by its own credentials.
 pub(crate) struct Draining<'a> {
     /// The API server, with the credentials of its kubelet.
-    pub(crate) api: &'a Foreign,
+    pub(crate) api: &'a UntrustedApi,
     /// Its name.
     pub(crate) node: &'a str,
 }
@@ -89,7 +89,7 @@ impl Draining<'_> {
                     "spec": {"unschedulable": null}});
                 self.api.merge(&self.path(), &open).await?;
             }
-            Ok::<_, ForeignError>(())
+            Ok::<_, UntrustedApiError>(())
         };
         Ok(opened.await?)
     }
@@ -105,7 +105,7 @@ impl Draining<'_> {
         Ok(())
     }
 
-    async fn pods(&self) -> Result<Pods, ForeignError> {
+    async fn pods(&self) -> Result<Pods, UntrustedApiError> {
         let over = "status.phase!=Succeeded,status.phase!=Failed".replace('=', "%3D");
         let url = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{},{over}", self.node);
         Ok(Pods::of(&self.api.metadata(&url, ANSWERS).await?))
@@ -121,7 +121,7 @@ impl Draining<'_> {
                 "deleteOptions": {"preconditions": {"uid": uid}}});
             match self.api.create(&path, &eviction).await {
                 // Gone, or another pod by this name.
-                Ok(_) | Err(ForeignError::Refused { code: 404 | 409, .. }) => {
+                Ok(_) | Err(UntrustedApiError::Refused { code: 404 | 409, .. }) => {
                     left.push(format!("{namespace}/{name}"));
                 }
                 // A budget has no pod to spare now, or it cannot be asked for.

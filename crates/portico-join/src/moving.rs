@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use portico_hosting::join::machine::{Paths, UNIT, settings};
 use portico_hosting::join::moving::{Move, Present, health, plan};
 use portico_hosting::join::options::Label;
-use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH};
+use portico_kube::untrusted_api::{LONGEST_WATCH, UntrustedApi, UntrustedApiError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde_json::json;
@@ -60,7 +60,7 @@ pub enum Tried {
 
 /// A move whose address was tried.
 pub struct Attempt {
-    api: Foreign,
+    api: UntrustedApi,
     files: Move,
     server: String,
 }
@@ -193,7 +193,7 @@ impl Machine {
     }
 
     /// TLS, whether it is ready, and whether it knows the kubelet. Returns the way there.
-    async fn reach_ready(&self, kubeconfig: &str) -> anyhow::Result<Foreign> {
+    async fn reach_ready(&self, kubeconfig: &str) -> anyhow::Result<UntrustedApi> {
         let server = self.reach(kubeconfig).await?;
         server.ready().await.map_err(explained)?;
         // There is none if somebody deleted the Node, which the kubelet makes anew.
@@ -250,7 +250,7 @@ impl Machine {
     }
 
     /// Says on the Node what is about to happen. It happens also if that cannot be said.
-    async fn announce(&self, api: &Foreign, said: &str) {
+    async fn announce(&self, api: &UntrustedApi, said: &str) {
         let (node, now) = (&self.record.node, Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
         let event = json!({"apiVersion": "v1", "kind": "Event", "type": "Normal", "reason": "KubeletMoves",
             "metadata": {"generateName": format!("{node}."), "namespace": "default"}, "message": said,
@@ -283,7 +283,7 @@ impl Machine {
         })
     }
 
-    async fn is_at_work(&self, api: &Foreign, started: Timestamp) -> anyhow::Result<()> {
+    async fn is_at_work(&self, api: &UntrustedApi, started: Timestamp) -> anyhow::Result<()> {
         if let Some(address) = self.health {
             kubelet::healthy(address).await.with_context(|| format!("http://{address}/healthz"))?;
         }
@@ -342,9 +342,9 @@ impl Machine {
         }
     }
 
-    async fn reach(&self, kubeconfig: &str) -> anyhow::Result<Foreign> {
+    async fn reach(&self, kubeconfig: &str) -> anyhow::Result<UntrustedApi> {
         // A kubelet that systemd starts knows nothing of the proxy that this environment names.
-        Ok(Foreign::new(kubeconfig, dialer(!self.record.systemd)?).await?)
+        Ok(UntrustedApi::new(kubeconfig, dialer(!self.record.systemd)?).await?)
     }
 
     fn lease(&self) -> String {
@@ -400,14 +400,14 @@ fn never(paths: &Paths) -> anyhow::Error {
 }
 
 /// What to do about an API server that cannot be used.
-fn explained(error: ForeignError) -> anyhow::Error {
+fn explained(error: UntrustedApiError) -> anyhow::Error {
     let remedy = match &error {
-        ForeignError::Unreachable { .. } | ForeignError::NoAnswer(_) => {
+        UntrustedApiError::Unreachable { .. } | UntrustedApiError::NoAnswer(_) => {
             "the name has to resolve on this machine, firewalls have to let it through to that port \
              (`portico firewall` prints the rules), and the certificate there has to have this name, and be \
              signed by the authority in kubelet.conf. `portico status` says whether this way in is open"
         }
-        ForeignError::Refused { code: 401 | 403, .. } => {
+        UntrustedApiError::Refused { code: 401 | 403, .. } => {
             "it does not accept the kubelet's certificate: another cluster is there, or the certificate has \
              ended, and the machine joins again by a new token (`portico join token`)"
         }

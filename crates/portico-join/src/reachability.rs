@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
 use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::reach::{Purpose, Way};
-use portico_preflight::Seen;
+use portico_preflight::Observation;
 use portico_preflight::check::{Limits, dns, tcp};
 
 use crate::checks::Findings;
@@ -22,7 +22,7 @@ struct Tried<'a> {
     way: &'a Way,
     target: Target,
     /// By address, or of the name.
-    seen: Vec<(Option<SocketAddr>, Seen)>,
+    seen: Vec<(Option<SocketAddr>, Observation)>,
 }
 
 /// Tries all at once.
@@ -64,7 +64,7 @@ pub async fn look(kubelet: &KubeletConfig, findings: &mut Findings) {
 
 async fn attempt(way: &Way, target: Target) -> Tried<'_> {
     let resolved = dns::resolve(&Dialer::direct(), &target.host).await;
-    let Seen::Resolved { addresses } = resolved else {
+    let Observation::Resolved { addresses } = resolved else {
         return Tried { way, target, seen: vec![(None, resolved)] };
     };
     let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) = addresses.into_iter().partition(IpAddr::is_ipv4);
@@ -78,7 +78,7 @@ async fn attempt(way: &Way, target: Target) -> Tried<'_> {
 
 impl Tried<'_> {
     fn answers(&self) -> bool {
-        self.seen.iter().any(|(_, seen)| matches!(seen, Seen::Answered { .. }))
+        self.seen.iter().any(|(_, seen)| matches!(seen, Observation::Answered { .. }))
     }
 
     /// What is missing, for what, and who can help.
@@ -98,7 +98,7 @@ impl Tried<'_> {
         let port = target.port;
         let remedy = match seen.first() {
             Some((None, _)) => "have the name put into the DNS that this machine asks".to_owned(),
-            Some((_, Seen::Refused { .. } | Seen::Reset)) => format!(
+            Some((_, Observation::Refused { .. } | Observation::Reset)) => format!(
                 "the seed's administrator sees whether tcp/{port} is served there, and the owner of a \
                  firewall on the way, whether it refuses"
             ),

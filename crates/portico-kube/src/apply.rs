@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::FIELD_MANAGER;
+use crate::cached::Cached;
 use crate::error::describe;
-use crate::seen::Seen;
 
 /// Of a forced apply as Portico: fields that another manager holds are taken over.
 pub fn applying() -> PatchParams {
@@ -60,10 +60,10 @@ pub struct ApplyError {
 /// Without `current` there is nothing to compare with, and every apply counts as a change. Fields that
 /// another manager holds with another value are taken over: a controller insists.
 pub async fn apply<K>(
-    api: &Api<Seen<K>>,
+    api: &Api<Cached<K>>,
     wanted: &Value,
-    current: Option<&Seen<K>>,
-) -> Result<Applied<Seen<K>>, ApplyError>
+    current: Option<&Cached<K>>,
+) -> Result<Applied<Cached<K>>, ApplyError>
 where
     K: k8s_openapi::Resource + 'static,
 {
@@ -73,9 +73,9 @@ where
         object.insert("apiVersion".into(), K::API_VERSION.into());
         object.insert("kind".into(), K::KIND.into());
     }
-    let present = current.map(Seen::value);
+    let present = current.map(Cached::value);
     if let Some(present) = &present
-        && let Some(owned) = current.and_then(Seen::owned)
+        && let Some(owned) = current.and_then(Cached::owned)
         && is_as_applied(&fields, present, &owned)
     {
         return Ok(Applied::Unchanged);
@@ -85,7 +85,7 @@ where
     let object = written.map_err(|source| ApplyError { name: name.to_owned(), source: Box::new(source) })?;
     let same = present.is_some_and(|present| {
         // What Portico manages of it may be another thing though the object is the same.
-        current.is_some_and(Seen::is_ours) && is_same_but_status(&present, &object.value())
+        current.is_some_and(Cached::is_ours) && is_same_but_status(&present, &object.value())
     });
     Ok(if same { Applied::Unchanged } else { Applied::Changed(object) })
 }
@@ -95,7 +95,7 @@ where
 ///
 /// As a manager that nobody else is and without force, because a right to create cannot be limited to a
 /// name, and that to apply can.
-pub async fn make_once<K>(api: &Api<Seen<K>>, wanted: &Value) -> Result<Seen<K>, ApplyError>
+pub async fn make_once<K>(api: &Api<Cached<K>>, wanted: &Value) -> Result<Cached<K>, ApplyError>
 where
     K: k8s_openapi::Resource + 'static,
 {

@@ -2,27 +2,27 @@
 //!
 //! [`mod@client`] connects, through a corporate proxy too. [`leader`] elects the replica that may write.
 //! [`debounce`] says when a burst of changes is over. [`apply`] writes an object by server-side apply, and
-//! only if that changes something; [`seen`] is what it compares with. [`events`] puts Events on objects,
+//! only if that changes something; [`cached`] is what it compares with. [`events`] puts Events on objects,
 //! [`conditions`] keeps the conditions of a status, and [`error`] puts an error of the API into words.
 //!
 //! [`mod@watch`] lists and watches with deadlines, whatever the API server does; [`mod@read`] reads one
-//! object or a list, [`patch`] merges into one, [`mod@page`] reads a part of a list; [`foreign`] talks to an
-//! API server that is not trusted; [`json`] bounds what is parsed. What a controller decides is in
+//! object or a list, [`patch`] merges into one, [`mod@page`] reads a part of a list; [`untrusted_api`] talks
+//! to an API server that is not trusted; [`json`] bounds what is parsed. What a controller decides is in
 //! `portico-expose` and its like; the controllers are in `portico-operator`.
 
 pub mod apply;
+pub mod cached;
 pub mod client;
 pub mod conditions;
 pub mod debounce;
 pub mod error;
 pub mod events;
-pub mod foreign;
 pub mod json;
 pub mod leader;
 pub mod page;
 pub mod patch;
 pub mod read;
-pub mod seen;
+pub mod untrusted_api;
 pub mod watch;
 
 pub use client::{ClientError, client};

@@ -12,10 +12,10 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use portico_kube::apply::{Applied, apply};
+use portico_kube::cached::Cached;
 use portico_kube::client;
 use portico_kube::events::{Events, Note, Severity};
 use portico_kube::leader::{Leads, LeaseSettings, elect};
-use portico_kube::seen::Seen;
 use portico_lab::ApiServer;
 use serde_json::json;
 use tokio::sync::watch;
@@ -66,7 +66,7 @@ fn config_map(data: serde_json::Value) -> serde_json::Value {
 }
 
 async fn an_object_is_written_once_and_again_only_if_it_differs(client: &Client) {
-    let api: Api<Seen<ConfigMap>> = Api::namespaced_with(client.clone(), "default", &());
+    let api: Api<Cached<ConfigMap>> = Api::namespaced_with(client.clone(), "default", &());
     let wanted = config_map(json!({"a": "1", "b": "2"}));
     let created = changed(apply(&api, &wanted, None).await.unwrap());
     assert!(created.is_ours());
@@ -91,7 +91,7 @@ async fn an_object_is_written_once_and_again_only_if_it_differs(client: &Client)
 }
 
 async fn a_service_with_defaults_and_fields_of_others_is_at_rest(client: &Client) {
-    let api: Api<Seen<Service>> = Api::namespaced_with(client.clone(), "default", &());
+    let api: Api<Cached<Service>> = Api::namespaced_with(client.clone(), "default", &());
     let wanted = json!({
         "metadata": {"name": "applied", "labels": {"app": "portico"}},
         "spec": {"type": "NodePort", "ports": [{"name": "https", "port": 443, "protocol": "TCP"}]},

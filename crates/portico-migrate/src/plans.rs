@@ -21,7 +21,7 @@ use portico_expose::resolve::{self, DecidedBy, Decision, seed_of};
 use portico_expose::strategy::{self, FRONT};
 use portico_expose::validate::usable;
 use portico_kube::{Client, read};
-use portico_preflight::Seen;
+use portico_preflight::Observation;
 use portico_preflight::check::{Limits, tls};
 use portico_reach::cluster::NoCluster;
 use portico_reach::doors::record;
@@ -321,7 +321,7 @@ async fn presented(cluster: &Cluster) -> Option<Vec<Box<str>>> {
     let target = Target { host: name.clone(), port };
     let server = tls::Server { target, name, trust: tls::Trust::Any, alpn: vec!["http/1.1".into()] };
     match tls::check(&dialer, &server, Limits::default()).await.seen {
-        Seen::Tls(session) => Some(session.names),
+        Observation::Tls(session) => Some(session.names),
         _ => None,
     }
 }

@@ -12,17 +12,17 @@ use k8s_openapi::Resource;
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource as _, ResourceExt};
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_kube::watch::Progress;
 
 use crate::follow::recorded;
 use crate::status::StatusHandle;
 
-type Objects<K> = HashMap<ObjectRef<Seen<K>>, Arc<Seen<K>>>;
+type Objects<K> = HashMap<ObjectRef<Cached<K>>, Arc<Cached<K>>>;
 
 /// The objects of kind `K`.
 pub(crate) struct Cache<K: Resource + 'static> {
-    store: Store<Seen<K>>,
+    store: Store<Cached<K>>,
     ahead: Mutex<Ahead<K>>,
     listed: AtomicBool,
 }
@@ -37,14 +37,14 @@ struct Ahead<K: Resource + 'static> {
 
 impl<K: Resource + Send + Sync + 'static> Cache<K> {
     /// A cache that knows nothing, and what [`Self::follow`] fills it with.
-    pub(crate) fn new() -> (Self, Writer<Seen<K>>) {
+    pub(crate) fn new() -> (Self, Writer<Cached<K>>) {
         let (store, writer) = reflector::store();
         let ahead = Mutex::new(Ahead { written: HashMap::new(), watched: 0 });
         (Self { store, ahead, listed: AtomicBool::new(false) }, writer)
     }
 
     /// The objects as the watch brought them, without own writes that it has not brought yet.
-    pub(crate) fn store(&self) -> Store<Seen<K>> {
+    pub(crate) fn store(&self) -> Store<Cached<K>> {
         self.store.clone()
     }
 
@@ -54,24 +54,24 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
     }
 
     /// One object; `namespace` is empty for those without.
-    pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Seen<K>>> {
+    pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Cached<K>>> {
         let key = key(namespace, name);
         self.ahead().written.get(&key).cloned().or_else(|| self.store.get(&key))
     }
 
     /// All objects.
-    pub(crate) fn all(&self) -> Vec<Arc<Seen<K>>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Cached<K>>> {
         self.store.state()
     }
 
     /// The objects of one namespace.
-    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<Arc<Seen<K>>> {
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<Arc<Cached<K>>> {
         let all = self.store.state();
         all.into_iter().filter(|seen| seen.meta().namespace.as_deref() == Some(namespace)).collect()
     }
 
     /// This process has written an object, which the API server returned.
-    pub(crate) fn written(&self, object: Seen<K>) {
+    pub(crate) fn written(&self, object: Cached<K>) {
         let mut ahead = self.ahead();
         // The watch may be past it by now: the object may be another, or gone.
         if version(&object) > ahead.watched {
@@ -85,7 +85,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
     }
 
     /// The watch has brought an object, and the store has it.
-    fn watched(&self, seen: &Seen<K>) {
+    fn watched(&self, seen: &Cached<K>) {
         let mut ahead = self.ahead();
         ahead.watched = ahead.watched.max(version(seen));
         let object = ObjectRef::from_obj(seen);
@@ -99,12 +99,12 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
         self: &Arc<Self>,
         watched: S,
         keep: F,
-        writer: Writer<Seen<K>>,
+        writer: Writer<Cached<K>>,
         status: StatusHandle,
-    ) -> impl Stream<Item = Option<ObjectRef<Seen<K>>>> + Send + use<K, S, F>
+    ) -> impl Stream<Item = Option<ObjectRef<Cached<K>>>> + Send + use<K, S, F>
     where
-        S: Stream<Item = watcher::Result<Progress<Seen<K>>>> + Send + 'static,
-        F: Fn(&Seen<K>) -> bool + Send + Sync + 'static,
+        S: Stream<Item = watcher::Result<Progress<Cached<K>>>> + Send + 'static,
+        F: Fn(&Cached<K>) -> bool + Send + Sync + 'static,
     {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
         let this = Arc::clone(self);
@@ -139,7 +139,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
 }
 
 /// The API of one namespace, or, if it is empty, of objects without.
-pub(crate) fn api<K: Resource + 'static>(client: &kube::Client, namespace: &str) -> Api<Seen<K>> {
+pub(crate) fn api<K: Resource + 'static>(client: &kube::Client, namespace: &str) -> Api<Cached<K>> {
     if namespace.is_empty() {
         Api::all_with(client.clone(), &())
     } else {
@@ -147,7 +147,7 @@ pub(crate) fn api<K: Resource + 'static>(client: &kube::Client, namespace: &str)
     }
 }
 
-fn key<K: Resource + 'static>(namespace: &str, name: &str) -> ObjectRef<Seen<K>> {
+fn key<K: Resource + 'static>(namespace: &str, name: &str) -> ObjectRef<Cached<K>> {
     let key = ObjectRef::new(name);
     if namespace.is_empty() { key } else { key.within(namespace) }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -144,7 +144,7 @@ impl RepairBackoff {
     pub(crate) fn applied<K>(
         &mut self,
         wanted: &Value,
-        current: Option<&Seen<K>>,
+        current: Option<&Cached<K>>,
         changed: bool,
         now: Instant,
     ) -> Option<String> {
@@ -205,9 +205,9 @@ impl Accepted {
 }
 
 /// The client that changed an object back, which was `before` when it was applied once more.
-fn reverted_by<K>(before: Option<&Seen<K>>) -> String {
+fn reverted_by<K>(before: Option<&Cached<K>>) -> String {
     let unnamed = || "a client that deletes it, or a second operator on this seed".to_owned();
-    before.and_then(Seen::other_writer).map_or_else(unnamed, |name| format!("{name:?}"))
+    before.and_then(Cached::other_writer).map_or_else(unnamed, |name| format!("{name:?}"))
 }
 
 #[cfg(test)]
@@ -227,7 +227,7 @@ mod tests {
         let (mut backoff, now) = (RepairBackoff::default(), Instant::now());
         for number in 0..4 {
             let (current, wanted) = steps(number);
-            let current: Seen<Secret> = serde_json::from_value(current).unwrap();
+            let current: Cached<Secret> = serde_json::from_value(current).unwrap();
             backoff.applied(&wanted, Some(&current), true, now);
         }
         !backoff.may_write(now)

@@ -9,7 +9,7 @@ use futures_util::{StreamExt, future, stream};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Client, ResourceExt};
 use portico_api::kkp::{DEPLOYMENT, selects_its_pods};
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_kube::watch::progress;
 use tokio::sync::watch as channel;
 
@@ -72,7 +72,7 @@ impl KkpWatch {
         // One without replicas may have some again in a minute.
         let found = self.deployments.all();
         let (seeds, configurations) = (&self.installation.seeds, &self.installation.configurations);
-        let here = |seen: &&Arc<Seen<Deployment>>| {
+        let here = |seen: &&Arc<Cached<Deployment>>| {
             let namespace = seen.namespace().unwrap_or_default();
             seeds.are_in(&namespace) || configurations.are_in(&namespace)
         };

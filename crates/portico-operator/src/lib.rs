@@ -21,12 +21,12 @@ mod installation;
 mod issued;
 mod kkp;
 mod leadership;
+mod managed;
 mod manager;
 pub mod mesh;
 pub mod monitored;
 mod observed;
 mod outage;
-mod slot;
 mod status;
 #[cfg(test)]
 mod testing;

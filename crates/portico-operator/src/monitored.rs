@@ -14,7 +14,7 @@ use kube::{Api, Client, ResourceExt};
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_hosting::monitoring::{PODS, SECRET, Source, Target, targets};
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_kube::watch::{labelled, progress};
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::KUBECONFIG;
@@ -50,7 +50,7 @@ impl Monitored {
         let work = async move {
             let pods = pods.for_each(|event| {
                 if let Ok(event) = event {
-                    known.pods.learn(event, pod_key, |pod: &Seen<Pod>| {
+                    known.pods.learn(event, pod_key, |pod: &Cached<Pod>| {
                         Some(targets(&pod.value())).filter(|targets| !targets.is_empty())
                     });
                 }
@@ -97,7 +97,7 @@ impl Monitored {
     }
 }
 
-fn pod_key(pod: &Seen<Pod>) -> Option<ObjectKey> {
+fn pod_key(pod: &Cached<Pod>) -> Option<ObjectKey> {
     Some(ObjectKey::new(&pod.namespace()?, &pod.name_any()))
 }
 

@@ -12,7 +12,7 @@ use portico_dial::{Dialer, Target};
 use crate::bucket::Bucket;
 use crate::check::tcp::Responder;
 use crate::check::{Limits, back, datagram, dns, path_mtu, port, tcp, tls};
-use crate::seen::Seen;
+use crate::observation::Observation;
 use crate::transport::Transport;
 
 /// One check.
@@ -80,7 +80,7 @@ pub enum What {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// What was seen.
-    pub seen: Seen,
+    pub seen: Observation,
     /// The responder that answered over TCP.
     pub responder: Option<Responder>,
     /// How far the other clock is ahead, where it is known.
@@ -137,14 +137,14 @@ pub async fn run(
         progress(index, &outcome);
         outcomes[index] = Some(outcome);
     }
-    let never = || Outcome::of(Seen::not_tried("the runner has lost it; please report this"));
+    let never = || Outcome::of(Observation::not_tried("the runner has lost it; please report this"));
     outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(never)).collect()
 }
 
 impl Outcome {
     /// Of a check without a clock.
     #[must_use]
-    pub fn of(seen: Seen) -> Self {
+    pub fn of(seen: Observation) -> Self {
         Self { seen, responder: None, ahead_millis: None }
     }
 
@@ -165,7 +165,7 @@ async fn one(what: &What, tools: &Tools) -> Outcome {
         What::Dns { server, is_tcp } => dns::check(*server, *is_tcp, limits).await,
         What::Back { via, transport } => back::check(via, *transport, limits).await,
         What::LocalPort { address, transport } => port::check(*address, *transport).await,
-        What::Nothing { why } => Seen::NotTried { why: why.clone() },
+        What::Nothing { why } => Observation::NotTried { why: why.clone() },
     };
     Outcome::of(seen)
 }
@@ -175,10 +175,10 @@ async fn one(what: &What, tools: &Tools) -> Outcome {
 async fn tcp_then_tls(to: SocketAddr, tls: Option<&tls::Server>, tools: &Tools) -> Outcome {
     let greeting = tcp::check(to, tools.limits).await;
     match (tls, &greeting) {
-        (Some(server), tcp::Greeting { seen: Seen::Answered { .. }, responder: None }) => {
+        (Some(server), tcp::Greeting { seen: Observation::Answered { .. }, responder: None }) => {
             let shaken = shake_hands(&tools.direct, server, tools.limits).await;
             match shaken.seen {
-                Seen::NoTls { .. } | Seen::Reset if server.name.parse::<IpAddr>().is_ok() => {
+                Observation::NoTls { .. } | Observation::Reset if server.name.parse::<IpAddr>().is_ok() => {
                     Outcome::of_greeting(greeting)
                 }
                 _ => shaken,
@@ -196,12 +196,15 @@ async fn shake_hands(dialer: &Dialer, server: &tls::Server, limits: Limits) -> O
 async fn by_name(target: &Target, tls: Option<&tls::Server>, tools: &Tools) -> Outcome {
     let addresses = match tools.direct.resolve(target).await {
         Ok(resolved) => resolved.addresses,
-        Err(error) => return Outcome::of(Seen::NotResolved { why: error.to_string().into() }),
+        Err(error) => return Outcome::of(Observation::NotResolved { why: error.to_string().into() }),
     };
-    let mut last = Outcome::of(Seen::NotResolved { why: "the name has no address".into() });
+    let mut last = Outcome::of(Observation::NotResolved { why: "the name has no address".into() });
     for address in &addresses {
         last = tcp_then_tls(*address, tls, tools).await;
-        if !matches!(last.seen, Seen::Refused { .. } | Seen::TimedOut { .. } | Seen::Unreachable { .. }) {
+        if !matches!(
+            last.seen,
+            Observation::Refused { .. } | Observation::TimedOut { .. } | Observation::Unreachable { .. }
+        ) {
             return last;
         }
     }

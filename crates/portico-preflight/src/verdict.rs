@@ -12,9 +12,9 @@ use portico_ports::model::Row;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use crate::observation::Observation;
 use crate::plan::{Direction, Planned};
 use crate::runner::{Outcome, What};
-use crate::seen::Seen;
 use crate::transport::Transport;
 
 /// The most that clocks may differ: leases of leader election and new tokens break soon above.
@@ -70,7 +70,7 @@ pub struct Finding {
     /// What is opened.
     pub transport: Option<Transport>,
     /// What was seen.
-    pub seen: Seen,
+    pub seen: Observation,
     /// Who has to change what, unless it works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<Remedy>,
@@ -118,7 +118,7 @@ impl Peers {
             // Only a responder returns a datagram, or tries the way back.
             let speaks = matches!(
                 (&planned.what, &outcome.seen),
-                (What::Datagram { .. } | What::Back { .. }, Seen::Answered { .. })
+                (What::Datagram { .. } | What::Back { .. }, Observation::Answered { .. })
             );
             if speaks || outcome.responder.is_some() {
                 peers.responders.insert(peer);
@@ -152,7 +152,8 @@ pub fn judge(checks: &[Planned], outcomes: &[Outcome], expected: &Expectations) 
         .collect();
     let unreached = unreached(checks, &findings);
     for (planned, finding) in checks.iter().zip(&mut findings) {
-        let is_unasked = matches!((&planned.what, &finding.seen), (What::Back { .. }, Seen::NotTried { .. }));
+        let is_unasked =
+            matches!((&planned.what, &finding.seen), (What::Back { .. }, Observation::NotTried { .. }));
         if is_unasked && planned.peer.is_some_and(|peer| unreached.contains(&peer)) {
             (finding.status, finding.remedy) = (Status::Skipped, None);
         }
@@ -215,7 +216,7 @@ fn remedy(who: impl Into<String>, what: impl Into<String>) -> Option<Remedy> {
 }
 
 /// A connection or a datagram, in either direction.
-fn flow(planned: &Planned, seen: &Seen, peers: &Peers) -> (Status, Option<Remedy>) {
+fn flow(planned: &Planned, seen: &Observation, peers: &Peers) -> (Status, Option<Remedy>) {
     let Planned { from, to, direction, .. } = planned;
     // A responder of this machine accepts what comes in, and a name server is there.
     let is_there = *direction == Direction::In || matches!(planned.what, What::Dns { .. });
@@ -227,19 +228,21 @@ fn flow(planned: &Planned, seen: &Seen, peers: &Peers) -> (Status, Option<Remedy
         planned.row.destination.role
     );
     match seen {
-        Seen::Answered { .. } | Seen::Tls(_) | Seen::Resolved { .. } => (Status::Passed, None),
-        Seen::Refused { by: None } if has_responder => {
+        Observation::Answered { .. } | Observation::Tls(_) | Observation::Resolved { .. } => {
+            (Status::Passed, None)
+        }
+        Observation::Refused { by: None } if has_responder => {
             let who = format!("the firewall on {to}, or between it and {from}, which answers with a reset");
             (Status::Failed, remedy(who, open))
         }
-        Seen::Refused { by: Some(by) } if has_responder || by.to_string() != **to => {
+        Observation::Refused { by: Some(by) } if has_responder || by.to_string() != **to => {
             (Status::Failed, remedy(format!("the firewall on {by}, which rejects"), open))
         }
-        Seen::Refused { .. } => {
+        Observation::Refused { .. } => {
             let what = format!("{to} is reached, and nothing listens: {listen}");
             (Status::Unproven, remedy(format!("the owner of {to}"), what))
         }
-        Seen::TimedOut { .. } if is_datagram && !has_responder => {
+        Observation::TimedOut { .. } if is_datagram && !has_responder => {
             let why = if peers.is_silent(planned) {
                 "the responder there cannot answer beside the program that has the port: run it as root, or \
                  with NET_RAW"
@@ -252,21 +255,21 @@ fn flow(planned: &Planned, seen: &Seen, peers: &Peers) -> (Status, Option<Remedy
             };
             (Status::Unproven, remedy(format!("the owner of {to}"), why))
         }
-        Seen::TimedOut { .. } => {
+        Observation::TimedOut { .. } => {
             let who = format!("the firewall on {from}, on {to}, or between them, which drops");
             (Status::Failed, remedy(who, open))
         }
-        Seen::DeniedHere => {
+        Observation::DeniedHere => {
             let who = if *direction == Direction::In { from } else { "this machine" };
             (Status::Failed, remedy(format!("the outgoing rules of the firewall on {who}"), open))
         }
-        Seen::Unreachable { by: Some(by), .. } => {
+        Observation::Unreachable { by: Some(by), .. } => {
             (Status::Failed, remedy(format!("the owner of {by}, which sent the ICMP message"), open))
         }
-        Seen::Unreachable { by: None, .. } => {
+        Observation::Unreachable { by: None, .. } => {
             (Status::Failed, remedy(format!("the owner of {from}"), format!("give it a route to {to}")))
         }
-        Seen::Reset => {
+        Observation::Reset => {
             let what = format!(
                 "see what closes a connection that was accepted: a load balancer without a backend, a \
                  firewall that inspects, or a responder that does not know the address of {from} \
@@ -274,31 +277,34 @@ fn flow(planned: &Planned, seen: &Seen, peers: &Peers) -> (Status, Option<Remedy
             );
             (Status::Failed, remedy(format!("the owner of {to}, or of what stands before it"), what))
         }
-        Seen::Intercepted { session } => {
+        Observation::Intercepted { session } => {
             let who = format!("the team of the proxy or firewall that issues as {}", session.issuer);
             let what = format!("exempt {to} from TLS inspection, or have this machine trust that authority");
             (Status::Failed, remedy(who, what))
         }
-        Seen::WrongCertificate { .. } => {
+        Observation::WrongCertificate { .. } => {
             (Status::Failed, remedy(format!("the owner of {to}"), "renew or replace its certificate"))
         }
-        Seen::NoTls { .. } => {
+        Observation::NoTls { .. } => {
             let what = "see what answers there in place of the service: a portal, a proxy, another program";
             (Status::Failed, remedy(format!("the owner of {to}"), what))
         }
-        Seen::Proxy { proxy, .. } => (
+        Observation::Proxy { proxy, .. } => (
             Status::Failed,
             remedy(format!("the owner of the proxy {proxy}"), format!("let {from} reach {to}")),
         ),
-        Seen::NotResolved { .. } => {
+        Observation::NotResolved { .. } => {
             let what = format!("have {to} resolve there, see /etc/resolv.conf");
             (Status::Failed, remedy(format!("the owner of {from}, or of its name servers"), what))
         }
-        Seen::NotTried { .. } => {
+        Observation::NotTried { .. } => {
             let who = if *direction == Direction::In { from } else { "this machine" };
             (Status::Unproven, remedy(format!("the owner of {who}"), "remove what kept it from being tried"))
         }
-        Seen::PathMtu { .. } | Seen::Clock { .. } | Seen::Free | Seen::Taken { .. } => (Status::Note, None),
+        Observation::PathMtu { .. }
+        | Observation::Clock { .. }
+        | Observation::Free
+        | Observation::Taken { .. } => (Status::Note, None),
     }
 }
 
@@ -313,27 +319,27 @@ fn opening(planned: &Planned) -> String {
     format!("{what} from {} to {}", planned.from, planned.to)
 }
 
-fn local_port(planned: &Planned, seen: &Seen, expected: &Expectations) -> (Status, Option<Remedy>) {
+fn local_port(planned: &Planned, seen: &Observation, expected: &Expectations) -> (Status, Option<Remedy>) {
     match seen {
-        Seen::Free => (Status::Passed, None),
-        Seen::Taken { by } if expected.is_new_machine && !by.starts_with(OURS) => {
+        Observation::Free => (Status::Passed, None),
+        Observation::Taken { by } if expected.is_new_machine && !by.starts_with(OURS) => {
             let port = planned.transport.map(|transport| transport.to_string()).unwrap_or_default();
             let what = format!("stop {by}, or have it use another port than {port}");
             (Status::Failed, remedy("the owner of this machine", what))
         }
         // Of what is installed, nothing says better that it runs.
-        Seen::Taken { .. } => (Status::Note, None),
+        Observation::Taken { .. } => (Status::Note, None),
         _ => (Status::Unproven, remedy("the owner of this machine", "see why the port cannot be looked at")),
     }
 }
 
 fn path_mtu(
     planned: &Planned,
-    seen: &Seen,
+    seen: &Observation,
     transport: Transport,
     expected: &Expectations,
 ) -> (Status, Option<Remedy>) {
-    let Seen::PathMtu { mtu, interface, by } = seen else {
+    let Observation::PathMtu { mtu, interface, by } = seen else {
         // That the flow itself does not work is a finding of its own.
         return (Status::Skipped, None);
     };
@@ -382,7 +388,7 @@ fn clocks(checks: &[Planned], outcomes: &[Outcome]) -> Vec<Finding> {
             from: planned.from.clone(),
             to: planned.to.clone(),
             transport: None,
-            seen: Seen::Clock { ahead_millis },
+            seen: Observation::Clock { ahead_millis },
             remedy: is_off
                 .then(|| Remedy { who: format!("the owner of {}", planned.to), what: what.to_owned() }),
         }

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use portico_api::cluster::{Cluster, EXPOSED};
 use portico_api::names::ClusterName;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting};
-use portico_kube::foreign::Foreign;
+use portico_kube::untrusted_api::UntrustedApi;
 use portico_kube::{Client, read};
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::{ADMIN_KUBECONFIG, KUBECONFIG};
@@ -67,13 +67,13 @@ fn present(stored: &Secret, cluster: &str, server: String) -> anyhow::Result<Kub
 }
 
 /// The way into the cluster that the administrator has from here, by the corporate proxy of the environment.
-pub async fn enter(admin: &Kubeconfig) -> anyhow::Result<Foreign> {
+pub async fn enter(admin: &Kubeconfig) -> anyhow::Result<UntrustedApi> {
     let dialer = Dialer::new(ProxySetting::Env, ProxyFiles::default())?;
-    Ok(Foreign::new(&admin.to_yaml(), dialer).await?)
+    Ok(UntrustedApi::new(&admin.to_yaml(), dialer).await?)
 }
 
 /// The same, by what the seed knows of the administrator of the cluster `name`.
-pub(crate) async fn enter_as_admin(seed: &Client, name: &str) -> anyhow::Result<Foreign> {
+pub(crate) async fn enter_as_admin(seed: &Client, name: &str) -> anyhow::Result<UntrustedApi> {
     enter(&of_cluster(seed, name).await?).await
 }
 

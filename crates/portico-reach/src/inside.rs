@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use portico_api::cluster::Cluster;
 use portico_api::names::MESH_CONDITION;
 use portico_kube::Client;
-use portico_kube::foreign::ForeignError;
+use portico_kube::untrusted_api::UntrustedApiError;
 use serde_json::Value;
 
 use crate::admin;
@@ -68,27 +68,27 @@ pub(crate) async fn try_api_server(chain: &mut Chain, seed: &Client, cluster: &C
 }
 
 /// What its answer says.
-fn answered(asked: Result<Option<Value>, ForeignError>) -> Link {
+fn answered(asked: Result<Option<Value>, UntrustedApiError>) -> Link {
     let error = match asked {
         Ok(_) => return Link::holds(API_SERVER, "it answers its admin"),
         Err(error) => error,
     };
     let remedy = match &error {
-        ForeignError::Refused { code: 401, .. } => {
+        UntrustedApiError::Refused { code: 401, .. } => {
             let remedy = "it is up, and does not know the credential in the Secret admin-kubeconfig: that \
                           has ended, or is of another cluster. Where Portico issues it, delete the Secret; \
                           else put a new one there";
             return Link::unknown(API_SERVER, error.to_string(), remedy);
         }
-        ForeignError::Refused { code: 403, .. } => {
+        UntrustedApiError::Refused { code: 403, .. } => {
             let remedy = "it is up, and knows the user of the Secret admin-kubeconfig, who has no right to \
                           look: bind it to cluster-admin inside the cluster";
             return Link::unknown(API_SERVER, error.to_string(), remedy);
         }
-        ForeignError::Refused { code: 500.., .. } | ForeignError::NoAnswer(_) => {
+        UntrustedApiError::Refused { code: 500.., .. } | UntrustedApiError::NoAnswer(_) => {
             "its log says why: usually etcd is away, full or slow, or it is still starting"
         }
-        ForeignError::Unreachable { .. } => {
+        UntrustedApiError::Unreachable { .. } => {
             "if its certificate is not trusted, another server answers there, or the Secret \
              admin-kubeconfig is of another cluster"
         }
@@ -97,7 +97,7 @@ fn answered(asked: Result<Option<Value>, ForeignError>) -> Link {
     Link::broken(API_SERVER, error.to_string(), remedy)
 }
 
-fn unasked(link: &'static str, error: &ForeignError) -> Link {
+fn unasked(link: &'static str, error: &UntrustedApiError) -> Link {
     Link::unknown(link, error.to_string(), "asked from here: ask it with kubectl")
 }
 
@@ -154,11 +154,11 @@ fn agent(node: &str, agents: Option<&BTreeMap<String, bool>>) -> Link {
 }
 
 /// Whether the API server reaches the kubelet.
-fn way_back(asked: Result<Option<Value>, ForeignError>) -> Link {
+fn way_back(asked: Result<Option<Value>, UntrustedApiError>) -> Link {
     const LINK: &str = "kubelet";
     let why = match asked {
         // Too long an answer is one.
-        Ok(Some(_)) | Err(ForeignError::TooLong(_) | ForeignError::Unreadable(_)) => {
+        Ok(Some(_)) | Err(UntrustedApiError::TooLong(_) | UntrustedApiError::Unreadable(_)) => {
             return Link::holds(LINK, "the API server reaches it: logs and exec work");
         }
         Ok(None) => "it does not know the path /configz".to_owned(),
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn an_api_server_that_fails_or_is_none_is_the_broken_link_and_one_that_refuses_is_up() {
         let what = || "GET /api/v1/namespaces/default".to_owned();
-        let refused = |code| ForeignError::Refused { what: what(), code, message: "no".into() };
+        let refused = |code| UntrustedApiError::Refused { what: what(), code, message: "no".into() };
         let state = |asked| answered(asked).state;
         assert_eq!(state(Ok(Some(json!({})))), State::Holds);
         assert_eq!([state(Err(refused(401))), state(Err(refused(403)))], [State::Unknown; 2]);
@@ -199,10 +199,10 @@ mod tests {
             refused(500),
             refused(503),
             refused(302),
-            ForeignError::NoAnswer(what()),
-            ForeignError::Unreadable(what()),
-            ForeignError::TooLong(what()),
-            ForeignError::Unreachable { what: what(), why: "reset".into() },
+            UntrustedApiError::NoAnswer(what()),
+            UntrustedApiError::Unreadable(what()),
+            UntrustedApiError::TooLong(what()),
+            UntrustedApiError::Unreachable { what: what(), why: "reset".into() },
         ] {
             let link = answered(Err(broken));
             assert_eq!(link.state, State::Broken, "{link:?}");

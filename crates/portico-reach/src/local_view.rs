@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use portico_api::cluster::Cluster;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
 use portico_preflight::check::{Limits, dns, tls};
-use portico_preflight::{Seen, TlsSession};
+use portico_preflight::{Observation, TlsSession};
 
 use crate::chain::Chain;
 use crate::links::Link;
@@ -42,9 +42,9 @@ pub(crate) async fn try_address(chain: &mut Chain, cluster: &Cluster) {
 }
 
 /// Where the name leads.
-fn resolved(name: &str, seen: &Seen, front: &[String]) -> Link {
+fn resolved(name: &str, seen: &Observation, front: &[String]) -> Link {
     const LINK: &str = "name";
-    let Seen::Resolved { addresses } = seen else {
+    let Observation::Resolved { addresses } = seen else {
         let remedy = format!("let it lead to {}", front.join(", "));
         return Link::broken(LINK, format!("{name}: {seen}"), remedy);
     };
@@ -58,9 +58,9 @@ fn resolved(name: &str, seen: &Seen, front: &[String]) -> Link {
 }
 
 /// What answers at the address.
-fn answered(url: &str, name: &str, seen: &Seen) -> Link {
+fn answered(url: &str, name: &str, seen: &Observation) -> Link {
     const LINK: &str = "TLS";
-    let Seen::Tls(session) = seen else {
+    let Observation::Tls(session) = seen else {
         let remedy = "tried from here; a client elsewhere may fare better. See firewalls on the way, and the \
                       source ranges of the load balancer";
         return Link::broken(LINK, format!("{url}: {seen}"), remedy);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use portico_api::text::{self, one_line};
 use portico_hosting::serving;
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::untrusted_api::{UntrustedApi, UntrustedApiError};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -71,7 +71,7 @@ pub struct Said {
 
 impl Said {
     /// Asks it.
-    pub async fn read(inside: &Foreign) -> Result<Self, ForeignError> {
+    pub async fn read(inside: &UntrustedApi) -> Result<Self, UntrustedApiError> {
         let columns = ["Name", "Status", "Version", "Internal-IP"];
         let nodes = inside.rows(NODES, columns, AT_ONCE, ANSWERS).await?;
         let requests = inside.rows(&serving::listed(), ["Requestor", "Condition"], AT_ONCE, ANSWERS).await?;
@@ -140,9 +140,9 @@ impl Said {
 /// if there is no DaemonSet of agents. A cluster that changes from KKP's agents to Portico's has both for a
 /// while, and pods need one of them.
 pub(crate) async fn agents(
-    inside: &Foreign,
+    inside: &UntrustedApi,
     node: Option<&str>,
-) -> Result<Option<BTreeMap<String, bool>>, ForeignError> {
+) -> Result<Option<BTreeMap<String, bool>>, UntrustedApiError> {
     let mut all: Option<BTreeMap<String, bool>> = None;
     for workload in AGENTS {
         let Some(found) = pods(inside, workload, node).await? else { continue };
@@ -157,10 +157,10 @@ pub(crate) async fn agents(
 /// For each node with a pod of this workload in `kube-system`, whether one of them is ready; of
 /// `node` alone if that is given. `None` if there is no such workload.
 async fn pods(
-    inside: &Foreign,
+    inside: &UntrustedApi,
     workload: &str,
     node: Option<&str>,
-) -> Result<Option<BTreeMap<String, bool>>, ForeignError> {
+) -> Result<Option<BTreeMap<String, bool>>, UntrustedApiError> {
     let workload = inside.get(&format!("/apis/apps/v1/namespaces/kube-system/{workload}")).await?;
     let Some(selector) = workload.as_ref().map(selector) else { return Ok(None) };
     let of_node = node.map(|node| format!("&fieldSelector=spec.nodeName%3D{node}")).unwrap_or_default();

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use portico_api::text::one_line;
 use portico_hosting::serving::REQUESTS;
-use portico_kube::foreign::{Applied, Foreign, ForeignError};
+use portico_kube::untrusted_api::{Applied, UntrustedApi, UntrustedApiError};
 use portico_pki::{Credential, Kubeconfig, Pair, Request, ends};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -82,14 +82,14 @@ pub async fn sign_for_person(
     Ok(Kubeconfig { credential: Credential::Certificate(Pair { certificate, key }), ..admin })
 }
 
-async fn approve(inside: &Foreign, path: &str) -> anyhow::Result<()> {
+async fn approve(inside: &UntrustedApi, path: &str) -> anyhow::Result<()> {
     let request = inside.get(path).await?.context("it is gone")?;
     let message = "asked for by portico kubeconfig --as";
     Ok(inside.approve(path, request, "PorticoKubeconfig", message).await?)
 }
 
 /// Waits for the certificate, PEM.
-async fn signed(inside: &Foreign, path: &str) -> anyhow::Result<String> {
+async fn signed(inside: &UntrustedApi, path: &str) -> anyhow::Result<String> {
     let started = Instant::now();
     loop {
         let object = inside.get(path).await?.context("the request is gone")?;
@@ -116,12 +116,14 @@ fn failed(object: &Value) -> Option<String> {
 }
 
 /// What to do about a refusal.
-fn explained(error: ForeignError) -> anyhow::Error {
+fn explained(error: UntrustedApiError) -> anyhow::Error {
     match &error {
-        ForeignError::Refused { code: 403, message, .. } if message.contains("system:masters") => anyhow!(
-            "{error}; have --group another name, and bind it: kubectl create clusterrolebinding NAME \
+        UntrustedApiError::Refused { code: 403, message, .. } if message.contains("system:masters") => {
+            anyhow!(
+                "{error}; have --group another name, and bind it: kubectl create clusterrolebinding NAME \
              --clusterrole=cluster-admin --group=GROUP"
-        ),
+            )
+        }
         _ => error.into(),
     }
 }

@@ -88,13 +88,13 @@ struct Folder {
 
 /// What one tree has held so far.
 #[derive(Default)]
-struct Seen {
+struct Totals {
     names: usize,
     folders: usize,
     bytes: u64,
 }
 
-impl Seen {
+impl Totals {
     fn check(&self, limits: &Limits) -> io::Result<()> {
         let Limits { names, folders, bytes, .. } = *limits;
         if self.names <= names && self.folders <= folders && self.bytes <= bytes {
@@ -139,7 +139,7 @@ impl Walker {
     /// # Errors
     /// There is more of it than is read.
     fn tree(&mut self, root: Folder, enter: &mut dyn FnMut(&Path)) -> io::Result<()> {
-        let mut seen = Seen::default();
+        let mut seen = Totals::default();
         let mut ahead = VecDeque::from([root]);
         while let Some(folder) = ahead.pop_front() {
             if !self.entered.insert(folder.identity) {

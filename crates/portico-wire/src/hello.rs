@@ -286,7 +286,7 @@ impl<'a> Body<'a> {
     /// Reads the extensions that matter and steps over all others.
     fn read_extensions(&mut self, extensions: &'a [u8]) -> Result<(), Malformed> {
         const SHORT: Malformed = Malformed::because("an extension points past the end of the ClientHello");
-        let mut seen = Seen::default();
+        let mut seen = SeenExtensions::default();
         let mut reader = Reader::new(extensions);
         while !reader.is_empty() {
             let kind = reader.u16().ok_or(SHORT)?;
@@ -313,7 +313,7 @@ impl<'a> Body<'a> {
 
 /// Which of the extensions that matter were met already.
 #[derive(Default)]
-struct Seen {
+struct SeenExtensions {
     server_name: bool,
     alpn: bool,
     supported_versions: bool,

@@ -135,7 +135,7 @@ impl Listing {
     /// clusters take of it.
     pub(crate) fn observe(&mut self, gateway: &Gateway) {
         self.shares =
-            gateway.shared().live.clusters().iter().filter_map(|cluster| Share::of(cluster)).collect();
+            gateway.shared().route_store.clusters().iter().filter_map(|cluster| Share::of(cluster)).collect();
         self.shares.sort_unstable_by(|a, b| a.cluster.cmp(&b.cluster));
         for failed in gateway.failed_node_ports() {
             let of_it = |row: &&mut Row| {
@@ -146,7 +146,7 @@ impl Listing {
             }
         }
         let now = gateway.shared().now();
-        let upstreams = gateway.shared().live.upstreams();
+        let upstreams = gateway.shared().route_store.upstreams();
         let failing = upstreams.iter().filter_map(|upstream| {
             let failing = Failing::of(upstream, now);
             (!failing.is_empty()).then(|| (upstream.id(), failing))

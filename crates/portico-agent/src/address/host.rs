@@ -1,7 +1,7 @@
 //! The network of this host: interfaces, addresses and routes, read and changed by rtnetlink(7).
 //!
 //! Plain values in the kernel's own terms, and the few requests the agent makes. What they mean for the
-//! address is decided in `look` and `interface`.
+//! address is decided in `check` and `interface`.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;

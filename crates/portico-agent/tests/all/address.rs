@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use portico_agent::address::{AddressError, Held, Kind, Report, Settings, Status, check};
+use portico_agent::address::{AddressError, AssignedAddress, Kind, Report, Settings, Status, check};
 use portico_lab::{Host, Lab, wait};
 use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
 use tokio::sync::oneshot;
@@ -54,7 +54,9 @@ fn check_on(host: &Host, settings: Settings) -> Report {
 }
 
 fn refusal_on(host: &Host, rights: CapabilitySet, settings: Settings) -> AddressError {
-    on(host, rights, async move || Held::take(settings).await.map(drop).unwrap_err()).join().unwrap()
+    on(host, rights, async move || AssignedAddress::take(settings).await.map(drop).unwrap_err())
+        .join()
+        .unwrap()
 }
 
 fn sentences(report: &Report) -> Vec<String> {
@@ -80,7 +82,7 @@ impl Agent {
         let (end, ended) = oneshot::channel();
         let (report, reported) = std::sync::mpsc::channel();
         let thread = on(host, RIGHTS, async move || {
-            let held = match Held::take(settings).await {
+            let held = match AssignedAddress::take(settings).await {
                 Ok(held) => held,
                 Err(error) => return report.send(Err(error)).unwrap(),
             };

@@ -14,9 +14,9 @@ use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy;
 
+use super::entry::InForce;
 use super::levels::{Active, LevelObject, Levels};
 use super::settings::{Mode, Settings};
-use super::slot::InForce;
 use crate::inputs::{Known, LoadBalancers, Scope};
 use crate::persisted::PersistedState;
 use crate::policy::{own_ranges, policy};

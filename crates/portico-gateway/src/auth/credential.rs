@@ -22,7 +22,7 @@ use super::tokens::StaticTokens;
 #[derive(Debug)]
 pub(crate) struct Credential {
     cluster: Tenant,
-    voucher: Voucher,
+    issuer: Issuer,
     /// The latest that was accepted: with a new token, streams opened with an older one live on.
     evidence: Mutex<Evidence>,
     revoked: AtomicBool,
@@ -43,7 +43,7 @@ pub(super) enum Evidence {
 
 /// The party whose word evidence rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Voucher {
+enum Issuer {
     /// A CA of the files.
     ClientCa,
     /// The file of tokens.
@@ -53,11 +53,11 @@ enum Voucher {
 }
 
 impl Evidence {
-    fn voucher(&self) -> Voucher {
+    fn issuer(&self) -> Issuer {
         match self {
-            Self::Certificate(_) => Voucher::ClientCa,
-            Self::StaticToken(_) => Voucher::TokenFile,
-            Self::ReviewedToken(reviewed) => Voucher::ApiServer(*reviewed.reviewer.id()),
+            Self::Certificate(_) => Issuer::ClientCa,
+            Self::StaticToken(_) => Issuer::TokenFile,
+            Self::ReviewedToken(reviewed) => Issuer::ApiServer(*reviewed.reviewer.id()),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Drop for Credential {
     }
 }
 
-/// The credentials of one connection, by cluster and voucher. Nearly always one.
+/// The credentials of one connection, by cluster and issuer. Nearly always one.
 #[derive(Debug, Default)]
 pub(crate) struct Credentials {
     held: Mutex<SmallVec<[Arc<Credential>; 1]>>,
@@ -124,13 +124,13 @@ impl Credentials {
     ) -> Arc<Credential> {
         let mut held = lock(&self.held);
         held.retain(|credential| !credential.is_revoked());
-        let voucher = evidence.voucher();
-        let same = |held: &&Arc<Credential>| held.cluster == *cluster && held.voucher == voucher;
+        let issuer = evidence.issuer();
+        let same = |held: &&Arc<Credential>| held.cluster == *cluster && held.issuer == issuer;
         if let Some(credential) = held.iter().find(same) {
             *lock(&credential.evidence) = evidence.clone();
             return Arc::clone(credential);
         }
-        let credential = registry.register(cluster.clone(), voucher, evidence.clone());
+        let credential = registry.register(cluster.clone(), issuer, evidence.clone());
         held.push(Arc::clone(&credential));
         credential
     }
@@ -141,12 +141,12 @@ impl Credentials {
 pub(super) struct Registry(Mutex<Slab<Weak<Credential>>>);
 
 impl Registry {
-    fn register(self: &Arc<Self>, cluster: Tenant, voucher: Voucher, evidence: Evidence) -> Arc<Credential> {
+    fn register(self: &Arc<Self>, cluster: Tenant, issuer: Issuer, evidence: Evidence) -> Arc<Credential> {
         let mut all = lock(&self.0);
         let entry = all.vacant_entry();
         let credential = Arc::new(Credential {
             cluster,
-            voucher,
+            issuer,
             evidence: Mutex::new(evidence),
             revoked: AtomicBool::default(),
             registry: Arc::clone(self),

@@ -38,11 +38,11 @@ pub struct StaticTokens {
     path: PathBuf,
     /// Those of the file, and those in `missing`.
     table: ArcSwap<HashMap<Hash, Tenant>>,
-    read: Mutex<Seen>,
+    read: Mutex<FileState>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct FileState {
     /// Of the file as it was read last.
     content: Hash,
     /// Since when tokens in force have been missing from it.
@@ -105,7 +105,7 @@ impl StaticTokens {
     pub fn load(path: PathBuf) -> Result<Self, TokensError> {
         let text = read(&path)?;
         let table = parse(&path, &text)?;
-        let read = Seen { content: hash(&[text.as_bytes()]), missing: HashMap::new() };
+        let read = FileState { content: hash(&[text.as_bytes()]), missing: HashMap::new() };
         Ok(Self { path, table: ArcSwap::from_pointee(table), read: Mutex::new(read) })
     }
 
@@ -129,7 +129,7 @@ impl StaticTokens {
         let missing: HashMap<_, _> = missing.collect();
         let kept = missing.keys().filter_map(|hash| Some((*hash, before.get(hash)?.clone())));
         table.extend(kept.collect::<Vec<_>>());
-        *read = Seen { content, missing };
+        *read = FileState { content, missing };
         if table == **before {
             return Ok(false);
         }
@@ -142,7 +142,7 @@ impl StaticTokens {
         self.read().missing.is_empty()
     }
 
-    fn read(&self) -> MutexGuard<'_, Seen> {
+    fn read(&self) -> MutexGuard<'_, FileState> {
         // Nothing in here can be left half done by a panic elsewhere.
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -209,7 +209,7 @@ impl Handler for Connection {
         let asks = tls && shared.identities.asks();
         let tenant = certificate.filter(|_| asks).and_then(|certificate| certificate.identity().ok());
         let mut now = Pending::default();
-        match tenant.and_then(|tenant| shared.live.cluster(&tenant)) {
+        match tenant.and_then(|tenant| shared.route_store.cluster(&tenant)) {
             Some(cluster) => match cluster.admit_tunnel() {
                 Ok(tunnel) => now.tunnel = Some(tunnel),
                 Err(_) => now.is_refused = true,

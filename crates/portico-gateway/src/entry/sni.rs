@@ -146,7 +146,7 @@ fn leads_to_tunnel(worker: &Worker, hello: &hello::ClientHello<'_>) -> bool {
         None => true,
         Some(Err(_)) => false,
         Some(Ok(name)) => {
-            !worker.shared.live.routes().hosts.contains_key(&name) && tls.is_named(name.as_str())
+            !worker.shared.route_store.routes().hosts.contains_key(&name) && tls.is_named(name.as_str())
         }
     }
 }

@@ -15,13 +15,13 @@ const HOST: &str = "a.example.com";
 const AUTHORITY: &str = "apiserver-external.cluster-a.svc.cluster.local:443";
 
 fn door(gateway: &Gateway, listener: ListenerKind) -> DoorSnapshot {
-    let clusters = gateway.shared().live.clusters();
+    let clusters = gateway.shared().route_store.clusters();
     clusters.iter().find(|cluster| cluster.name.as_str() == "a").unwrap().doors()[listener as usize]
 }
 
 /// The clients that came by a kind of listener last.
 fn clients(gateway: &Gateway, listener: ListenerKind) -> Vec<IpAddr> {
-    let clusters = gateway.shared().live.clusters();
+    let clusters = gateway.shared().route_store.clusters();
     clusters[0].last_clients(listener).into_iter().map(|client| client.address).collect()
 }
 
@@ -117,7 +117,7 @@ fn a_client_that_may_not_come_loses_nothing_and_uses_nothing() {
 fn a_gateway_that_was_just_started_says_since_when_it_counts() {
     let endpoint = Endpoint::new();
     let service = Service::new("a", &[endpoint.address]).host(HOST);
-    let since = |gateway: &Gateway| gateway.shared().live.clusters()[0].since;
+    let since = |gateway: &Gateway| gateway.shared().route_store.clusters()[0].since;
     let first = start(config());
     service.expose(&first);
     drop(pair(&first, &endpoint, HOST));

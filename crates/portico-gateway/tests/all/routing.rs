@@ -291,10 +291,10 @@ fn the_only_endpoint_is_tried_for_every_client_however_often_it_failed() {
     for _ in 0..CLIENTS {
         assert_eq!(alert_for(&gateway, HOST), 80);
     }
-    let cluster = &gateway.shared().live.clusters()[0];
+    let cluster = &gateway.shared().route_store.clusters()[0];
     assert_eq!(cluster.snapshot().connect_failures, CLIENTS, "nobody is turned away without an attempt");
     assert_eq!(refused(&gateway, Refusal::ConnectTimedOut), CLIENTS);
-    let upstream = &gateway.shared().live.upstreams()[0];
+    let upstream = &gateway.shared().route_store.upstreams()[0];
     assert!(upstream.endpoints()[0].is_failing());
     // It answers again: the next client is served, whatever is left of the time it is skipped for.
     for _ in 0..waiting.len() {
@@ -382,7 +382,7 @@ fn a_cluster_whose_service_is_made_anew_keeps_its_budget_and_gauges() {
     let service = service.policy(|policy| policy.budget = three);
     service.expose(&gateway);
     let open = || {
-        let clusters = gateway.shared().live.clusters();
+        let clusters = gateway.shared().route_store.clusters();
         clusters.iter().map(|cluster| cluster.snapshot().open).collect::<Vec<_>>()
     };
     let mut connections = vec![pair(&gateway, &endpoint, "a.example.com")];

@@ -32,8 +32,8 @@ use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::condition::State;
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
+use crate::managed::{Managed, ManagedObject};
 use crate::manager::Manager;
-use crate::slot::{Held, Slot};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
 use crate::write::WriteError;
@@ -76,11 +76,11 @@ pub(crate) async fn run(manager: Manager, settings: ComponentSettings) {
         changes.push(changed);
     }
     let issued = tunnel::issued(&front.namespace);
-    let (certificate, changed) = Slot::new(&client, issued.certificate.clone(), &status);
+    let (certificate, changed) = ManagedObject::new(&client, issued.certificate.clone(), &status);
     changes.push(changed);
-    let (trusted, changed) = Slot::new(&client, issued.authority.clone(), &status);
+    let (trusted, changed) = ManagedObject::new(&client, issued.authority.clone(), &status);
     changes.push(changed);
-    let (authority, changed) = Slot::new(&client, issued.authority.clone(), &status);
+    let (authority, changed) = ManagedObject::new(&client, issued.authority.clone(), &status);
     changes.push(changed);
     let (seeds, installation_changes, kkp_changes) =
         (installation.seeds.store(), installation.changes(), kkp.changes());
@@ -127,20 +127,20 @@ fn part_slot(
     client: &Client,
     key: ObjectKey,
     status: &StatusHandle,
-) -> (Box<dyn Held>, BoxStream<'static, ()>) {
+) -> (Box<dyn Managed>, BoxStream<'static, ()>) {
     fn boxed<K: k8s_openapi::Resource + Send + Sync + 'static>(
-        (slot, changes): (Slot<K>, BoxStream<'static, ()>),
-    ) -> (Box<dyn Held>, BoxStream<'static, ()>) {
+        (slot, changes): (ManagedObject<K>, BoxStream<'static, ()>),
+    ) -> (Box<dyn Managed>, BoxStream<'static, ()>) {
         (Box::new(slot), changes)
     }
     match part {
-        Part::ServiceAccount => boxed(Slot::<ServiceAccount>::new(client, key, status)),
-        Part::ClusterRole => boxed(Slot::<ClusterRole>::new(client, key, status)),
-        Part::ClusterRoleBinding => boxed(Slot::<ClusterRoleBinding>::new(client, key, status)),
-        Part::NetworkPolicy => boxed(Slot::<NetworkPolicy>::new(client, key, status)),
-        Part::PodDisruptionBudget => boxed(Slot::<PodDisruptionBudget>::new(client, key, status)),
-        Part::Deployment => boxed(Slot::<Deployment>::new(client, key, status)),
-        Part::Service => boxed(Slot::<Service>::new(client, key, status)),
+        Part::ServiceAccount => boxed(ManagedObject::<ServiceAccount>::new(client, key, status)),
+        Part::ClusterRole => boxed(ManagedObject::<ClusterRole>::new(client, key, status)),
+        Part::ClusterRoleBinding => boxed(ManagedObject::<ClusterRoleBinding>::new(client, key, status)),
+        Part::NetworkPolicy => boxed(ManagedObject::<NetworkPolicy>::new(client, key, status)),
+        Part::PodDisruptionBudget => boxed(ManagedObject::<PodDisruptionBudget>::new(client, key, status)),
+        Part::Deployment => boxed(ManagedObject::<Deployment>::new(client, key, status)),
+        Part::Service => boxed(ManagedObject::<Service>::new(client, key, status)),
     }
 }
 
@@ -204,7 +204,7 @@ impl Context {
     /// When to look again without any change.
     fn next(&self) -> Action {
         let now = Instant::now();
-        let due = self.held().filter_map(Held::due).map(|due| due.saturating_duration_since(now));
+        let due = self.held().filter_map(Managed::due).map(|due| due.saturating_duration_since(now));
         let address = self.address_wait().filter(|wait| wait.is_positive()).map(|wait| wait.unsigned_abs());
         let is_off =
             self.status.seeds(|seeds| seeds.reports.values().any(|report| report.reason == CLOCK_OFF));

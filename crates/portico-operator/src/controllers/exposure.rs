@@ -25,7 +25,7 @@ use portico_api::names::ClusterName;
 use portico_expose::exposure::{MANAGED_BY, Reachability};
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_kube::watch::{labelled, progress};
 use portico_source::Object;
 use portico_source::served::Served;
@@ -296,28 +296,28 @@ impl Context {
 }
 
 /// Whether a Namespace is that of a cluster.
-fn of_cluster(namespace: &Seen<Namespace>) -> bool {
+fn of_cluster(namespace: &Cached<Namespace>) -> bool {
     ClusterName::of_namespace(&namespace.name_any()).is_some()
 }
 
-pub(crate) fn in_cluster<K: k8s_openapi::Resource>(object: &Seen<K>) -> bool {
+pub(crate) fn in_cluster<K: k8s_openapi::Resource>(object: &Cached<K>) -> bool {
     object.namespace().is_some_and(|namespace| ClusterName::of_namespace(&namespace).is_some())
 }
 
 /// Whether a Service is one that is written for a cluster. Of others there may be any number.
-fn is_written(service: &Seen<Service>) -> bool {
+fn is_written(service: &Cached<Service>) -> bool {
     let name = service.name_any();
     in_cluster(service) && EXPOSED.into_iter().chain([FRONT]).any(|written| written == name)
 }
 
-fn is<K: k8s_openapi::Resource>(object: &Seen<K>, key: &ObjectKey) -> bool {
+fn is<K: k8s_openapi::Resource>(object: &Cached<K>, key: &ObjectKey) -> bool {
     object.name_any() == *key.name && object.namespace().as_deref() == Some(&*key.namespace)
 }
 
 /// The cluster of the namespace of an object, or all clusters.
 pub(crate) fn of_namespace<K: k8s_openapi::Resource>(
     all: impl Fn() -> Work,
-) -> impl FnMut(Option<ObjectRef<Seen<K>>>) -> Work {
+) -> impl FnMut(Option<ObjectRef<Cached<K>>>) -> Work {
     move |object| {
         let Some(object) = object else { return all() };
         let namespace = object.namespace.as_deref().unwrap_or(&object.name);
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn of_services_in_the_namespace_of_a_cluster_those_are_held_that_are_written_there() {
-        let service = |namespace: &str, name: &str| -> Seen<Service> {
+        let service = |namespace: &str, name: &str| -> Cached<Service> {
             serde_json::from_value(json!({"metadata": {"namespace": namespace, "name": name}})).unwrap()
         };
         for name in ["apiserver-external", "konnectivity-server", "front-loadbalancer"] {

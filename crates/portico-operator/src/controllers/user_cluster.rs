@@ -9,7 +9,7 @@
 //!
 //! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] slots
 //! for a time with a limit, and waits longer and longer, whatever changes on the seed meanwhile (`rest`);
-//! `portico_kube::foreign` bounds the rest.
+//! `portico_kube::untrusted_api` bounds the rest.
 //! The leader alone writes, and nothing where KKP's controllers run.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,8 +24,8 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Resource, ResourceExt};
 use portico_api::names::ClusterName;
+use portico_kube::cached::Cached;
 use portico_kube::leader::while_leading;
-use portico_kube::seen::Seen;
 use portico_kube::watch::progress;
 use portico_pki::inventory::INTERNAL_KUBECONFIG;
 use portico_source::Object;
@@ -115,7 +115,7 @@ pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
 }
 
 /// Makes the inside of one cluster as it should be.
-async fn reconcile(exposed: Arc<Seen<Written>>, context: Arc<Context>) -> Result<Action, Failed> {
+async fn reconcile(exposed: Arc<Cached<Written>>, context: Arc<Context>) -> Result<Action, Failed> {
     let name = exposed.name_any();
     if !context.leads.borrow().now() || context.kkp.now() != Kkp::Absent {
         context.status.user_clusters(|clusters| clusters.reports.remove(&name));
@@ -198,7 +198,7 @@ fn changed_kubeconfigs(context: &Arc<Context>) -> impl Stream<Item = Work> + Sen
 }
 
 impl Context {
-    fn retry(&self, cluster: &Seen<Written>) -> Action {
+    fn retry(&self, cluster: &Cached<Written>) -> Action {
         let name = cluster.name_any();
         let failures = self
             .status

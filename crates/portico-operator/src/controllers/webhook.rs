@@ -37,8 +37,8 @@ use tracing::warn;
 use crate::follow::pause;
 use crate::issued::Issued;
 use crate::kkp::KkpWatch;
+use crate::managed::{Managed, ManagedObject};
 use crate::manager::Manager;
-use crate::slot::{Held, Slot};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
 use crate::write::WriteError;
@@ -105,9 +105,9 @@ struct Context {
     client: Client,
     settings: Registration,
     issued: Issued,
-    certificate: Slot<Secret>,
-    authority: Slot<Secret>,
-    configuration: Slot<ValidatingWebhookConfiguration>,
+    certificate: ManagedObject<Secret>,
+    authority: ManagedObject<Secret>,
+    configuration: ManagedObject<ValidatingWebhookConfiguration>,
     kkp: KkpWatch,
     leads: channel::Receiver<Leads>,
     events: Events,
@@ -121,9 +121,9 @@ pub(crate) async fn run(manager: Manager, settings: WebhookSettings, services: S
     let Manager { client, clusters, installation, kkp, status, leads, .. } = manager;
     let WebhookSettings { listener, reached, namespace, expose_annotation, seed_is_named, clock } = settings;
     let issued = Issued::new(WEBHOOK, &namespace, "portico-operator");
-    let (certificate, first) = Slot::new(&client, issued.certificate.clone(), &status);
-    let (authority, second) = Slot::new(&client, issued.authority.clone(), &status);
-    let (configuration, third) = Slot::new(&client, ObjectKey::new("", CONFIGURATION), &status);
+    let (certificate, first) = ManagedObject::new(&client, issued.certificate.clone(), &status);
+    let (authority, second) = ManagedObject::new(&client, issued.authority.clone(), &status);
+    let (configuration, third) = ManagedObject::new(&client, ObjectKey::new("", CONFIGURATION), &status);
     status.webhook(|_| ());
     let reviewer = Reviewer {
         installation,
@@ -214,25 +214,25 @@ fn ticks<T: Send + Sync + 'static>(receiver: channel::Receiver<T>) -> BoxStream<
 
 impl Context {
     /// All objects.
-    fn held(&self) -> [&dyn Held; 3] {
+    fn held(&self) -> [&dyn Managed; 3] {
         [&self.certificate, &self.authority, &self.configuration]
     }
 
     /// Whether this replica writes, and knows what is there.
     fn is_ready(&self) -> bool {
-        self.leads.borrow().now() && self.held().into_iter().all(Held::is_known)
+        self.leads.borrow().now() && self.held().into_iter().all(Managed::is_known)
     }
 
     /// When to look again without any change.
     fn next(&self) -> Duration {
         let now = Instant::now();
-        let due = self.held().into_iter().filter_map(Held::due);
+        let due = self.held().into_iter().filter_map(Managed::due);
         due.map(|due| due.saturating_duration_since(now)).min().map_or(PERIOD, |due| due.max(FIRST_RETRY))
     }
 
     /// Another replica writes.
     fn forget(&self) {
-        self.held().into_iter().for_each(Held::forget);
+        self.held().into_iter().for_each(Managed::forget);
         self.status.webhook(|webhook| {
             webhook.registered = false;
             webhook.trouble = None;

@@ -14,8 +14,8 @@ use tokio::time::{Instant, timeout};
 
 use super::{Limits, micros, millis};
 use crate::ip;
+use crate::observation::Observation;
 use crate::probe::{PROBE_LENGTH, Probe};
-use crate::seen::Seen;
 use crate::sys;
 use crate::transport::Transport;
 
@@ -43,11 +43,11 @@ pub(super) enum Answer {
     /// A packet was too large for the next hop, which has this MTU.
     TooLarge { mtu: u32, by: Option<IpAddr> },
     /// An error.
-    Failed(Seen),
+    Failed(Observation),
 }
 
 /// Sends a probe, and waits for it to come back.
-pub async fn check(to: IpAddr, transport: Transport, limits: Limits) -> Seen {
+pub async fn check(to: IpAddr, transport: Transport, limits: Limits) -> Observation {
     let prober = match Prober::open(to, transport) {
         Ok(prober) => prober,
         Err(seen) => return seen,
@@ -57,36 +57,36 @@ pub async fn check(to: IpAddr, transport: Transport, limits: Limits) -> Seen {
         loop {
             let began = Instant::now();
             match timeout(AGAIN, prober.ask(PROBE_LENGTH)).await {
-                Ok(Answer::Reply) => return Seen::Answered { micros: micros(began) },
+                Ok(Answer::Reply) => return Observation::Answered { micros: micros(began) },
                 Ok(Answer::TooLarge { mtu, by }) => {
                     let why = format!("the next hop takes packets of {mtu} bytes").into();
-                    return Seen::Unreachable { by, why };
+                    return Observation::Unreachable { by, why };
                 }
                 Ok(Answer::Failed(seen)) => return seen,
                 Err(_) => tracing::trace!(%to, %transport, after = ?start.elapsed(), "no reply yet"),
             }
         }
     };
-    timeout(limits.answer, asking).await.unwrap_or(Seen::TimedOut { millis: millis(limits.answer) })
+    timeout(limits.answer, asking).await.unwrap_or(Observation::TimedOut { millis: millis(limits.answer) })
 }
 
 impl Prober {
     /// The error is what was seen instead.
-    pub(super) fn open(to: IpAddr, transport: Transport) -> Result<Self, Seen> {
+    pub(super) fn open(to: IpAddr, transport: Transport) -> Result<Self, Observation> {
         let no_rights = |error: io::Error| match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
-                Seen::not_tried("a raw socket needs root, or the capability NET_RAW")
+                Observation::not_tried("a raw socket needs root, or the capability NET_RAW")
             }
-            _ => Seen::of_error(&error, None),
+            _ => Observation::of_error(&error, None),
         };
         let (kind, protocol, port, is_raw) = match (transport, to) {
-            (Transport::Tcp(_), _) => return Err(Seen::not_tried("TCP has no datagrams")),
+            (Transport::Tcp(_), _) => return Err(Observation::not_tried("TCP has no datagrams")),
             (Transport::Udp(port), _) => (Type::DGRAM, Protocol::UDP, port, false),
             (Transport::IpInIp, IpAddr::V4(_)) => {
                 (Type::RAW, Protocol::from(i32::from(ip::IP_IN_IP)), 0, true)
             }
             (Transport::IpInIp, IpAddr::V6(_)) => {
-                return Err(Seen::not_tried("container networks carry IP-in-IP over IPv4 only"));
+                return Err(Observation::not_tried("container networks carry IP-in-IP over IPv4 only"));
             }
         };
         let is_ipv6 = to.is_ipv6();
@@ -100,11 +100,11 @@ impl Prober {
             }
             socket.connect(&SocketAddr::new(to, port).into())
         };
-        open().map_err(|error| Seen::of_error(&error, None))?;
+        open().map_err(|error| Observation::of_error(&error, None))?;
         // To the kernel a connected raw socket is sent to and received from like one of UDP.
         let socket = StdUdpSocket::from(socket);
         let wrapped = socket.local_addr().and_then(|from| Ok((from, UdpSocket::from_std(socket)?)));
-        let (from, socket) = wrapped.map_err(|error| Seen::of_error(&error, None))?;
+        let (from, socket) = wrapped.map_err(|error| Observation::of_error(&error, None))?;
         Ok(Self { socket, to, from: from.ip(), is_raw, nonce: nonce() })
     }
 
@@ -151,7 +151,7 @@ impl Prober {
             let (mtu, by) = icmp.map_or((0, None), |icmp| (icmp.info, icmp.from));
             return Answer::TooLarge { mtu, by };
         }
-        Answer::Failed(Seen::of_error(error, icmp))
+        Answer::Failed(Observation::of_error(error, icmp))
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::net::UdpSocket;
 use tokio::time::{Instant, timeout};
 
 use super::{Limits, micros, millis, tcp};
-use crate::seen::Seen;
+use crate::observation::Observation;
 use crate::sys;
 use crate::transport::Transport;
 
@@ -19,24 +19,26 @@ const HEADER: usize = 12;
 const LARGEST: usize = 4096;
 
 /// Asks a name server for the root's name servers. Any answer will do, a refusal too: it has been reached.
-pub async fn check(server: SocketAddr, is_tcp: bool, limits: Limits) -> Seen {
+pub async fn check(server: SocketAddr, is_tcp: bool, limits: Limits) -> Observation {
     // It ties the answer to the question; a stranger on the path could forge more than that.
     let id = (super::unix_millis() & 0xffff) as u16;
     let asking =
         async { if is_tcp { over_tcp(server, id, limits).await } else { over_udp(server, id).await } };
-    timeout(limits.answer, asking).await.unwrap_or(Seen::TimedOut { millis: millis(limits.answer) })
+    timeout(limits.answer, asking).await.unwrap_or(Observation::TimedOut { millis: millis(limits.answer) })
 }
 
 /// Resolves a name as this machine's programs do.
-pub async fn resolve(dialer: &Dialer, name: &str) -> Seen {
+pub async fn resolve(dialer: &Dialer, name: &str) -> Observation {
     // The port is of no importance to a resolver.
     match dialer.resolve(&Target { host: name.into(), port: 443 }).await {
-        Ok(resolved) => Seen::Resolved { addresses: resolved.addresses.iter().map(SocketAddr::ip).collect() },
-        Err(error) => Seen::NotResolved { why: error.to_string().into() },
+        Ok(resolved) => {
+            Observation::Resolved { addresses: resolved.addresses.iter().map(SocketAddr::ip).collect() }
+        }
+        Err(error) => Observation::NotResolved { why: error.to_string().into() },
     }
 }
 
-async fn over_udp(server: SocketAddr, id: u16) -> Seen {
+async fn over_udp(server: SocketAddr, id: u16) -> Observation {
     let local: SocketAddr = if server.is_ipv6() { ([0; 16], 0).into() } else { ([0; 4], 0).into() };
     let start = Instant::now();
     let asking = async {
@@ -49,17 +51,17 @@ async fn over_udp(server: SocketAddr, id: u16) -> Seen {
             loop {
                 let length = socket.recv(&mut bytes).await?;
                 if is_answer(&bytes[..length], id) {
-                    return Ok(Seen::Answered { micros: micros(start) });
+                    return Ok(Observation::Answered { micros: micros(start) });
                 }
             }
         };
-        let outcome: std::io::Result<Seen> = exchange().await;
-        Ok(outcome.unwrap_or_else(|error| Seen::of_error(&error, sys::next_icmp_error(&socket))))
+        let outcome: std::io::Result<Observation> = exchange().await;
+        Ok(outcome.unwrap_or_else(|error| Observation::of_error(&error, sys::next_icmp_error(&socket))))
     };
-    asking.await.unwrap_or_else(|error: std::io::Error| Seen::of_error(&error, None))
+    asking.await.unwrap_or_else(|error: std::io::Error| Observation::of_error(&error, None))
 }
 
-async fn over_tcp(server: SocketAddr, id: u16, limits: Limits) -> Seen {
+async fn over_tcp(server: SocketAddr, id: u16, limits: Limits) -> Observation {
     let start = Instant::now();
     let mut stream = match tcp::connect(server, limits.answer).await {
         Ok(stream) => stream,
@@ -75,13 +77,13 @@ async fn over_tcp(server: SocketAddr, id: u16, limits: Limits) -> Seen {
         Ok::<_, std::io::Error>(bytes)
     };
     match exchange.await {
-        Ok(bytes) if is_answer(&bytes, id) => Seen::Answered { micros: micros(start) },
-        Ok(_) => Seen::not_tried(format_args!(
+        Ok(bytes) if is_answer(&bytes, id) => Observation::Answered { micros: micros(start) },
+        Ok(_) => Observation::not_tried(format_args!(
             "what answers at {} does not speak DNS",
             Transport::Tcp(server.port())
         )),
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Seen::Reset,
-        Err(error) => Seen::of_error(&error, None),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Observation::Reset,
+        Err(error) => Observation::of_error(&error, None),
     }
 }
 

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use super::Limits;
 use super::datagram::{Answer, Prober};
+use crate::observation::Observation;
 use crate::probe::PROBE_LENGTH;
-use crate::seen::Seen;
 use crate::transport::Transport;
 
 /// The smallest that is looked at. IPv6 promises it (RFC 8200), and nothing in a data centre has less.
@@ -29,11 +29,11 @@ enum Outcome {
     Arrives,
     Silence,
     TooLarge { mtu: usize, by: Option<IpAddr> },
-    Failed(Seen),
+    Failed(Observation),
 }
 
 /// Looks for the largest packet to a responder, with all headers.
-pub async fn check(to: IpAddr, transport: Transport, limits: Limits) -> Seen {
+pub async fn check(to: IpAddr, transport: Transport, limits: Limits) -> Observation {
     let prober = match Prober::open(to, transport) {
         Ok(prober) => prober,
         Err(seen) => return seen,
@@ -43,7 +43,7 @@ pub async fn check(to: IpAddr, transport: Transport, limits: Limits) -> Seen {
         Outcome::Failed(seen) => return seen,
         Outcome::Arrives => {}
         Outcome::Silence | Outcome::TooLarge { .. } => {
-            return Seen::TimedOut { millis: super::millis(limits.answer) };
+            return Observation::TimedOut { millis: super::millis(limits.answer) };
         }
     }
     // The kernel refuses what is larger than the interface, and says how large that is.
@@ -66,13 +66,13 @@ pub async fn check(to: IpAddr, transport: Transport, limits: Limits) -> Seen {
 }
 
 /// Halves the range between a size that arrives and one that does not.
-async fn search(prober: &Prober, too_large: usize, interface: usize) -> Seen {
+async fn search(prober: &Prober, too_large: usize, interface: usize) -> Observation {
     let (mut arrives, mut vanishes) = (SMALLEST, too_large);
     match outcome(prober, SMALLEST).await {
         Outcome::Arrives => {}
         Outcome::Failed(seen) => return seen,
         Outcome::Silence | Outcome::TooLarge { .. } => {
-            return Seen::Unreachable {
+            return Observation::Unreachable {
                 by: None,
                 why: format!("no packet of {SMALLEST} bytes arrives").into(),
             };
@@ -88,9 +88,9 @@ async fn search(prober: &Prober, too_large: usize, interface: usize) -> Seen {
     found(arrives, interface, None)
 }
 
-fn found(mtu: usize, interface: usize, by: Option<IpAddr>) -> Seen {
+fn found(mtu: usize, interface: usize, by: Option<IpAddr>) -> Observation {
     let size = |size| u16::try_from(size).unwrap_or(u16::MAX);
-    Seen::PathMtu { mtu: size(mtu), interface: size(interface), by }
+    Observation::PathMtu { mtu: size(mtu), interface: size(interface), by }
 }
 
 /// Tries one size, with all headers.

@@ -6,24 +6,24 @@ use std::net::{IpAddr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-use crate::seen::Seen;
+use crate::observation::Observation;
 use crate::transport::Transport;
 
 /// A TCP socket that listens (`TCP_LISTEN` in /proc/net/tcp, proc(5)).
 const LISTENS: &str = "0A";
 
 /// Tries to bind the port. Finds out which program has it, if that fails.
-pub async fn check(address: IpAddr, transport: Transport) -> Seen {
+pub async fn check(address: IpAddr, transport: Transport) -> Observation {
     let look = move || match bind(address, transport) {
-        Ok(()) => Seen::Free,
+        Ok(()) => Observation::Free,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             let by = owner(transport).unwrap_or_else(|| "the kernel, or a program in a container".into());
-            Seen::Taken { by: by.into() }
+            Observation::Taken { by: by.into() }
         }
-        Err(error) => Seen::not_tried(format_args!("{address} cannot be bound here: {error}")),
+        Err(error) => Observation::not_tried(format_args!("{address} cannot be bound here: {error}")),
     };
     // It may read /proc of every process.
-    tokio::task::spawn_blocking(look).await.unwrap_or_else(Seen::not_tried)
+    tokio::task::spawn_blocking(look).await.unwrap_or_else(Observation::not_tried)
 }
 
 /// Binds and lets go. Nothing listens meanwhile.
@@ -94,10 +94,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let here = IpAddr::from([127, 0, 0, 1]);
-        let Seen::Taken { by } = check(here, Transport::Tcp(port)).await else { panic!("it is taken") };
+        let Observation::Taken { by } = check(here, Transport::Tcp(port)).await else {
+            panic!("it is taken")
+        };
         assert!(by.ends_with(&format!("(process {})", std::process::id())), "{by}");
         drop(listener);
-        assert_eq!(check(here, Transport::Tcp(port)).await, Seen::Free);
+        assert_eq!(check(here, Transport::Tcp(port)).await, Observation::Free);
     }
 
     #[test]

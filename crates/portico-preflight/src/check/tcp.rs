@@ -10,15 +10,15 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::{Limits, micros, millis, unix_millis};
+use crate::observation::Observation;
 use crate::probe::{Banner, LONGEST_LINE, Line};
-use crate::seen::Seen;
 use crate::sys;
 
 /// The answer to a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
     /// What was seen.
-    pub seen: Seen,
+    pub seen: Observation,
     /// The responder that accepted. `None`: nothing did, or a service that waits for its client to speak.
     pub responder: Option<Responder>,
 }
@@ -39,10 +39,10 @@ pub async fn check(to: SocketAddr, limits: Limits) -> Greeting {
         Ok(stream) => stream,
         Err(seen) => return Greeting { seen, responder: None },
     };
-    let answered = Seen::Answered { micros: micros(start) };
+    let answered = Observation::Answered { micros: micros(start) };
     match listen(&mut stream, limits.banner).await {
         Ok(responder) => Greeting { seen: answered, responder },
-        Err(_) => Greeting { seen: Seen::Reset, responder: None },
+        Err(_) => Greeting { seen: Observation::Reset, responder: None },
     }
 }
 
@@ -70,19 +70,19 @@ pub(super) async fn listen(stream: &mut TcpStream, limit: Duration) -> io::Resul
 }
 
 /// Connects. The error is what was seen instead.
-pub(super) async fn connect(to: SocketAddr, limit: Duration) -> Result<TcpStream, Seen> {
-    let stream = begin(to).map_err(|error| Seen::of_error(&error, None))?;
+pub(super) async fn connect(to: SocketAddr, limit: Duration) -> Result<TcpStream, Observation> {
+    let stream = begin(to).map_err(|error| Observation::of_error(&error, None))?;
     if timeout(limit, stream.writable()).await.is_err() {
-        return Err(Seen::TimedOut { millis: millis(limit) });
+        return Err(Observation::TimedOut { millis: millis(limit) });
     }
     // First: to take the error of the socket empties the queue's signal, not the queue.
     let icmp = sys::next_icmp_error(&stream);
     match stream.take_error() {
         Ok(None) => Ok(stream),
         Ok(Some(error)) if error.raw_os_error() == Some(libc::ETIMEDOUT) => {
-            Err(Seen::TimedOut { millis: millis(limit) })
+            Err(Observation::TimedOut { millis: millis(limit) })
         }
-        Ok(Some(error)) | Err(error) => Err(Seen::of_error(&error, icmp)),
+        Ok(Some(error)) | Err(error) => Err(Observation::of_error(&error, icmp)),
     }
 }
 

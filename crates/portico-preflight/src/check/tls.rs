@@ -20,7 +20,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Limits, millis, unix_millis};
-use crate::seen::{Seen, TlsSession};
+use crate::observation::{Observation, TlsSession};
 
 /// The largest head of an answer that is looked at for its date.
 const LARGEST_HEAD: usize = 8 * 1024;
@@ -60,7 +60,7 @@ pub struct Server {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handshake {
     /// What was seen.
-    pub seen: Seen,
+    pub seen: Observation,
     /// How far the server's clock is ahead of ours, to the second.
     pub ahead_millis: Option<i64>,
 }
@@ -75,7 +75,7 @@ pub async fn check(dialer: &Dialer, server: &Server, limits: Limits) -> Handshak
     };
     let shaking = shake_hands(socket, server, proxy.as_deref());
     let Ok((seen, stream)) = timeout(limits.answer, shaking).await else {
-        return only(Seen::TimedOut { millis: millis(limits.answer) });
+        return only(Observation::TimedOut { millis: millis(limits.answer) });
     };
     let ahead_millis = match stream {
         Some(stream) => timeout(limits.answer, ask_for_date(stream, &server.name)).await.ok().flatten(),
@@ -88,8 +88,8 @@ async fn shake_hands(
     socket: Socket,
     server: &Server,
     proxy: Option<&str>,
-) -> (Seen, Option<TlsStream<Socket>>) {
-    let no_tls = |why: String| (Seen::NoTls { why: why.into() }, None);
+) -> (Observation, Option<TlsStream<Socket>>) {
+    let no_tls = |why: String| (Observation::NoTls { why: why.into() }, None);
     let Ok(name) = ServerName::try_from(server.name.trim_end_matches('.').to_owned()) else {
         return no_tls(format!("{:?} is no server name", server.name));
     };
@@ -115,45 +115,49 @@ async fn shake_hands(
             session.version =
                 connection.protocol_version().map_or("", |version| version.as_str().unwrap_or("")).into();
             session.alpn = connection.alpn_protocol().map(|name| String::from_utf8_lossy(name).into());
-            (Seen::Tls(session), Some(stream))
+            (Observation::Tls(session), Some(stream))
         }
         Err(error) => (refused(&error, session), None),
     }
 }
 
 /// What an error of the handshake means.
-fn refused(error: &std::io::Error, session: Box<TlsSession>) -> Seen {
+fn refused(error: &std::io::Error, session: Box<TlsSession>) -> Observation {
     let Some(reason) = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>()) else {
         return match error.kind() {
-            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => Seen::Reset,
-            _ => Seen::NoTls { why: error.to_string().into() },
+            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => Observation::Reset,
+            _ => Observation::NoTls { why: error.to_string().into() },
         };
     };
     match reason {
         rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
-        ) => Seen::Intercepted { session },
+        ) => Observation::Intercepted { session },
         // An intercepting proxy without a CA of its own (CaUsedAsEndEntity) is known by its issuer.
         rustls::Error::InvalidCertificate(fault) => {
-            Seen::WrongCertificate { why: fault.to_string().into(), session }
+            Observation::WrongCertificate { why: fault.to_string().into(), session }
         }
-        rustls::Error::InvalidMessage(_) => Seen::NoTls { why: "what answers does not speak TLS".into() },
-        other => Seen::NoTls { why: other.to_string().into() },
+        rustls::Error::InvalidMessage(_) => {
+            Observation::NoTls { why: "what answers does not speak TLS".into() }
+        }
+        other => Observation::NoTls { why: other.to_string().into() },
     }
 }
 
-fn not_connected(error: ConnectAnyError, proxy: Option<String>) -> Seen {
+fn not_connected(error: ConnectAnyError, proxy: Option<String>) -> Observation {
     let text: Box<str> = error.to_string().into();
     match (error, proxy) {
-        (ConnectAnyError::Resolve(_) | ConnectAnyError::NoAddress(_), _) => Seen::NotResolved { why: text },
-        (_, Some(proxy)) => Seen::Proxy { proxy: proxy.into(), why: text },
+        (ConnectAnyError::Resolve(_) | ConnectAnyError::NoAddress(_), _) => {
+            Observation::NotResolved { why: text }
+        }
+        (_, Some(proxy)) => Observation::Proxy { proxy: proxy.into(), why: text },
         (ConnectAnyError::Dial(DialError::Tcp { source, .. }), None) => match source.kind() {
             std::io::ErrorKind::TimedOut => {
-                Seen::TimedOut { millis: millis(portico_dial::DialTimeouts::default().tcp) }
+                Observation::TimedOut { millis: millis(portico_dial::DialTimeouts::default().tcp) }
             }
-            _ => Seen::of_error(&source, None),
+            _ => Observation::of_error(&source, None),
         },
-        (_, None) => Seen::Unreachable { by: None, why: text },
+        (_, None) => Observation::Unreachable { by: None, why: text },
     }
 }
 

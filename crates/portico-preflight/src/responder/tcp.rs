@@ -13,8 +13,8 @@ use tokio::time::{sleep, timeout};
 
 use super::shared::Shared;
 use crate::check::{datagram, tcp, unix_millis};
+use crate::observation::Observation;
 use crate::probe::{Banner, LONGEST_LINE, Line, parse_back};
-use crate::seen::Seen;
 use crate::transport::Transport;
 
 /// Connections that the kernel accepts ahead of us.
@@ -87,9 +87,9 @@ async fn converse(mut stream: TcpStream, peer: IpAddr, shared: &Shared) -> io::R
 }
 
 /// The handshake has proven that the peer has its address, so nobody else can be made a target.
-async fn try_back(peer: IpAddr, transport: Transport, shared: &Shared) -> Seen {
+async fn try_back(peer: IpAddr, transport: Transport, shared: &Shared) -> Observation {
     if !shared.may_try.contains(&transport) {
-        return Seen::not_tried(format_args!(
+        return Observation::not_tried(format_args!(
             "the other side's inventory or model has no {transport} towards us"
         ));
     }

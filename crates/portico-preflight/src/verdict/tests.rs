@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::check::tcp::Responder;
+use crate::observation::TlsSession;
 use crate::probe::Banner;
-use crate::seen::TlsSession;
 
 const PEER: &str = "10.0.1.2";
 
@@ -29,12 +29,12 @@ fn planned(direction: Direction, transport: Transport) -> Planned {
 fn responder(silent: &[Transport]) -> (Planned, Outcome) {
     let banner = Banner { unix_millis: 0, silent: silent.iter().copied().collect() };
     let responder = Some(Responder { banner, ahead_millis: 0 });
-    let outcome = Outcome { seen: Seen::Answered { micros: 1 }, responder, ahead_millis: None };
+    let outcome = Outcome { seen: Observation::Answered { micros: 1 }, responder, ahead_millis: None };
     (planned(Direction::Out, Transport::Tcp(10250)), outcome)
 }
 
 /// The verdict on one check, beside what others of the run have shown.
-fn verdict(planned: Planned, seen: Seen, others: &[(Planned, Outcome)]) -> Finding {
+fn verdict(planned: Planned, seen: Observation, others: &[(Planned, Outcome)]) -> Finding {
     let (mut checks, mut outcomes) = (vec![planned], vec![Outcome::of(seen)]);
     for (planned, outcome) in others {
         checks.push(planned.clone());
@@ -43,7 +43,7 @@ fn verdict(planned: Planned, seen: Seen, others: &[(Planned, Outcome)]) -> Findi
     judge(&checks, &outcomes, &Expectations::default()).remove(0)
 }
 
-const TIMED_OUT: Seen = Seen::TimedOut { millis: 3500 };
+const TIMED_OUT: Observation = Observation::TimedOut { millis: 3500 };
 
 #[test]
 fn a_silent_datagram_is_a_firewall_only_where_something_would_have_returned_it() {
@@ -66,9 +66,9 @@ fn a_silent_datagram_is_a_firewall_only_where_something_would_have_returned_it()
 #[test]
 fn a_refusal_is_an_idle_port_unless_a_responder_has_it_or_another_machine_sent_it() {
     let tcp = || planned(Direction::Out, Transport::Tcp(179));
-    assert_eq!(verdict(tcp(), Seen::Refused { by: None }, &[]).status, Status::Unproven);
-    assert_eq!(verdict(tcp(), Seen::Refused { by: None }, &[responder(&[])]).status, Status::Failed);
-    let by = |address: &str| Seen::Refused { by: address.parse().ok() };
+    assert_eq!(verdict(tcp(), Observation::Refused { by: None }, &[]).status, Status::Unproven);
+    assert_eq!(verdict(tcp(), Observation::Refused { by: None }, &[responder(&[])]).status, Status::Failed);
+    let by = |address: &str| Observation::Refused { by: address.parse().ok() };
     assert_eq!(verdict(tcp(), by(PEER), &[]).status, Status::Unproven);
     let rejected = verdict(tcp(), by("10.0.9.1"), &[]);
     assert_eq!(rejected.status, Status::Failed);
@@ -88,7 +88,8 @@ fn a_connection_that_times_out_is_dropped_by_somebody_whoever_listens() {
 #[test]
 fn interception_names_the_issuer_and_the_team() {
     let session = Box::new(TlsSession { issuer: "CN=proxy CA".into(), ..TlsSession::default() });
-    let finding = verdict(planned(Direction::Out, Transport::Tcp(443)), Seen::Intercepted { session }, &[]);
+    let finding =
+        verdict(planned(Direction::Out, Transport::Tcp(443)), Observation::Intercepted { session }, &[]);
     assert_eq!(finding.status, Status::Failed);
     assert!(finding.remedy.unwrap().who.contains("CN=proxy CA"));
 }
@@ -100,7 +101,7 @@ fn packets_that_vanish_are_a_failure_unless_pods_send_smaller_ones() {
     let sized = Planned { what, ..planned(Direction::Out, transport) };
     let judged = |mtu, by: Option<&str>, pod_mtu| {
         let by = by.map(|text| text.parse().unwrap());
-        let outcome = Outcome::of(Seen::PathMtu { mtu, interface: 1500, by });
+        let outcome = Outcome::of(Observation::PathMtu { mtu, interface: 1500, by });
         let expected = Expectations { pod_mtu, ..Expectations::default() };
         judge(std::slice::from_ref(&sized), &[outcome], &expected).remove(0)
     };
@@ -119,7 +120,7 @@ fn a_taken_port_fails_only_a_machine_on_which_nothing_is_installed() {
     let what = What::LocalPort { address: PEER.parse().unwrap(), transport };
     let local = Planned { what, peer: None, ..planned(Direction::Out, transport) };
     let judged = |by: &str, is_new_machine| {
-        let outcome = Outcome::of(Seen::Taken { by: by.into() });
+        let outcome = Outcome::of(Observation::Taken { by: by.into() });
         let expected = Expectations { is_new_machine, ..Expectations::default() };
         judge(std::slice::from_ref(&local), &[outcome], &expected).remove(0)
     };
@@ -133,7 +134,8 @@ fn a_taken_port_fails_only_a_machine_on_which_nothing_is_installed() {
 #[test]
 fn a_clock_is_judged_once_a_machine_by_its_largest_difference() {
     let checks: Vec<_> = [22, 179].map(|port| planned(Direction::Out, Transport::Tcp(port))).into();
-    let outcome = |ahead| Outcome { ahead_millis: Some(ahead), ..Outcome::of(Seen::Answered { micros: 1 }) };
+    let outcome =
+        |ahead| Outcome { ahead_millis: Some(ahead), ..Outcome::of(Observation::Answered { micros: 1 }) };
     let judged = |one, two| {
         let findings = judge(&checks, &[outcome(one), outcome(two)], &Expectations::default());
         findings.into_iter().filter(|finding| finding.check == "clock").collect::<Vec<_>>()
@@ -158,7 +160,7 @@ fn what_this_machine_cannot_answer_is_no_finding_about_the_way_back() {
 #[test]
 fn a_way_back_that_nobody_could_be_asked_for_follows_from_the_flow_that_fails() {
     let back = || planned(Direction::In, Transport::Udp(8472));
-    let not_tried = || Seen::not_tried("no responder answers there");
+    let not_tried = || Observation::not_tried("no responder answers there");
     assert_eq!(verdict(back(), not_tried(), &[]).status, Status::Unproven);
     let fails = (planned(Direction::Out, Transport::Tcp(10250)), Outcome::of(TIMED_OUT));
     assert_eq!(verdict(back(), not_tried(), &[fails]).status, Status::Skipped);

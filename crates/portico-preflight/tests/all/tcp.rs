@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use portico_preflight::check::{back, dns, tcp};
 use portico_preflight::responder::{Bounds, Opened, Responder};
-use portico_preflight::{Seen, Transport};
+use portico_preflight::{Observation, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
@@ -15,24 +15,24 @@ use crate::{HERE, IMPATIENT, LIMITS, free_tcp, free_udp, serve, settings};
 async fn a_responder_is_told_from_a_service_that_waits_for_its_client() {
     let address = serve(settings([Transport::Tcp(free_tcp())]))[0];
     let greeting = tcp::check(address, LIMITS).await;
-    assert!(matches!(greeting.seen, Seen::Answered { .. }), "{greeting:?}");
+    assert!(matches!(greeting.seen, Observation::Answered { .. }), "{greeting:?}");
     let responder = greeting.responder.unwrap();
     assert!(responder.ahead_millis.abs() < 60_000, "the same clock: {responder:?}");
 
     let service = TcpListener::bind((HERE, 0)).await.unwrap();
     let greeting = tcp::check(service.local_addr().unwrap(), IMPATIENT).await;
-    assert!(matches!(greeting.seen, Seen::Answered { .. }), "{greeting:?}");
+    assert!(matches!(greeting.seen, Observation::Answered { .. }), "{greeting:?}");
     assert_eq!(greeting.responder, None);
 }
 
 #[tokio::test]
 async fn a_port_without_a_listener_refuses_and_one_that_hangs_up_resets() {
     let closed = SocketAddr::new(HERE, free_tcp());
-    assert_eq!(tcp::check(closed, LIMITS).await.seen, Seen::Refused { by: None });
+    assert_eq!(tcp::check(closed, LIMITS).await.seen, Observation::Refused { by: None });
     let listener = TcpListener::bind((HERE, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { while listener.accept().await.is_ok() {} });
-    assert_eq!(tcp::check(address, LIMITS).await.seen, Seen::Reset);
+    assert_eq!(tcp::check(address, LIMITS).await.seen, Observation::Reset);
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn strangers_get_no_word_and_are_counted() {
     let responder = Responder::open(settings, Bounds::default());
     let (address, counts) = (responder.tcp_addresses()[0], responder.counts());
     tokio::spawn(responder.serve());
-    assert_eq!(tcp::check(address, LIMITS).await.seen, Seen::Reset);
+    assert_eq!(tcp::check(address, LIMITS).await.seen, Observation::Reset);
     assert_eq!((counts.strangers.load(Relaxed), counts.answered.load(Relaxed)), (1, 0));
 }
 
@@ -54,7 +54,7 @@ async fn a_connection_above_the_bound_is_closed_and_counted() {
     tokio::spawn(responder.serve());
     let mut held = TcpStream::connect(address).await.unwrap();
     held.read_u8().await.unwrap();
-    assert_eq!(tcp::check(address, LIMITS).await.seen, Seen::Reset);
+    assert_eq!(tcp::check(address, LIMITS).await.seen, Observation::Reset);
     assert_eq!(counts.over_bounds.load(Relaxed), 1);
 }
 
@@ -67,18 +67,18 @@ async fn the_way_back_is_tried_towards_the_asker_and_only_what_was_agreed_on() {
     other.may_try = [Transport::Udp(udp), Transport::Tcp(tcp)].into();
     let via = serve(other);
     let seen = back::check(&via, Transport::Udp(udp), LIMITS).await;
-    assert!(matches!(seen, Seen::Answered { .. }), "{seen:?}");
+    assert!(matches!(seen, Observation::Answered { .. }), "{seen:?}");
     let seen = back::check(&via, Transport::Tcp(tcp), LIMITS).await;
-    assert!(matches!(seen, Seen::Answered { .. }), "{seen:?}");
+    assert!(matches!(seen, Observation::Answered { .. }), "{seen:?}");
     let seen = back::check(&via, Transport::Tcp(22), LIMITS).await;
-    assert!(matches!(&seen, Seen::NotTried { why } if why.contains("no tcp/22")), "{seen:?}");
+    assert!(matches!(&seen, Observation::NotTried { why } if why.contains("no tcp/22")), "{seen:?}");
 }
 
 #[tokio::test]
 async fn without_a_responder_the_way_back_is_not_tried_and_the_remedy_is_named() {
     let service = TcpListener::bind((HERE, 0)).await.unwrap();
     let seen = back::check(&[service.local_addr().unwrap()], Transport::Udp(1), IMPATIENT).await;
-    assert!(matches!(&seen, Seen::NotTried { why } if why.contains("--listen")), "{seen:?}");
+    assert!(matches!(&seen, Observation::NotTried { why } if why.contains("--listen")), "{seen:?}");
 }
 
 #[tokio::test]
@@ -119,8 +119,8 @@ async fn a_name_server_is_reached_by_udp_and_by_tcp_whatever_it_answers() {
     let server = name_server().await;
     for is_tcp in [false, true] {
         let seen = dns::check(server, is_tcp, LIMITS).await;
-        assert!(matches!(seen, Seen::Answered { .. }), "{is_tcp}: {seen:?}");
+        assert!(matches!(seen, Observation::Answered { .. }), "{is_tcp}: {seen:?}");
     }
     let closed = SocketAddr::new(HERE, free_udp());
-    assert_eq!(dns::check(closed, false, LIMITS).await, Seen::Refused { by: Some(HERE) });
+    assert_eq!(dns::check(closed, false, LIMITS).await, Observation::Refused { by: Some(HERE) });
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting};
 use portico_lab::Authority;
 use portico_lab::pki::Certificate;
-use portico_preflight::Seen;
+use portico_preflight::Observation;
 use portico_preflight::check::tls::{Handshake, Server, Trust, check};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -54,7 +54,7 @@ async fn a_session_shows_chain_names_protocol_and_the_servers_clock() {
     let identity = authority.server("api", &["api.example.com", "192.0.2.1"]).unwrap();
     let server = Server { trust: trusting(&authority), ..server(&identity, &[b"http/1.1"]).await };
     let handshake = shake(&server).await;
-    let Seen::Tls(session) = handshake.seen else { panic!("{handshake:?}") };
+    let Observation::Tls(session) = handshake.seen else { panic!("{handshake:?}") };
     assert_eq!(&*session.issuer, "CN=company CA");
     assert_eq!(session.chain, ["CN=api".into()]);
     assert_eq!(session.names, ["api.example.com".into(), "192.0.2.1".into()]);
@@ -71,7 +71,7 @@ async fn a_certificate_of_another_authority_is_interception_and_names_it() {
     assert_eq!(handshake.seen.to_string(), "intercepted: certificate issued by CN=proxy CA");
     // Where the CA is private and nobody has named it, the chain is shown and not judged.
     let handshake = shake(&Server { trust: Trust::Any, ..server }).await;
-    assert!(matches!(handshake.seen, Seen::Tls(_)), "{handshake:?}");
+    assert!(matches!(handshake.seen, Observation::Tls(_)), "{handshake:?}");
 }
 
 #[tokio::test]
@@ -84,7 +84,7 @@ async fn a_certificate_that_is_expired_or_for_another_name_is_wrong_and_no_inter
         let identity = authority.issue(certificate).unwrap();
         let server = Server { trust: trusting(&authority), ..server(&identity, &[]).await };
         let handshake = shake(&server).await;
-        assert!(matches!(handshake.seen, Seen::WrongCertificate { .. }), "{handshake:?}");
+        assert!(matches!(handshake.seen, Observation::WrongCertificate { .. }), "{handshake:?}");
     }
 }
 
@@ -93,7 +93,7 @@ async fn a_server_without_a_protocol_in_common_or_without_tls_says_so() {
     let authority = Authority::new("company CA").unwrap();
     let identity = authority.server("api", &["api.example.com"]).unwrap();
     let handshake = shake(&server(&identity, &[b"h2"]).await).await;
-    assert!(matches!(handshake.seen, Seen::NoTls { .. }), "{handshake:?}");
+    assert!(matches!(handshake.seen, Observation::NoTls { .. }), "{handshake:?}");
 
     let listener = TcpListener::bind((HERE, 0)).await.unwrap();
     let target = listener.local_addr().unwrap().to_string().parse().unwrap();
@@ -104,7 +104,7 @@ async fn a_server_without_a_protocol_in_common_or_without_tls_says_so() {
     });
     let plain = Server { target, ..server(&identity, &[]).await };
     let handshake = shake(&plain).await;
-    assert_eq!(handshake.seen, Seen::NoTls { why: "what answers does not speak TLS".into() });
+    assert_eq!(handshake.seen, Observation::NoTls { why: "what answers does not speak TLS".into() });
 }
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn a_proxy_that_is_not_there_is_named() {
     let dialer = Dialer::with_environment(proxy, ProxyFiles::default(), |_| None).unwrap();
     let handshake = check(&dialer, &server, LIMITS).await;
     assert!(
-        matches!(&handshake.seen, Seen::Proxy { proxy, .. } if proxy.starts_with("http://127.")),
+        matches!(&handshake.seen, Observation::Proxy { proxy, .. } if proxy.starts_with("http://127.")),
         "{handshake:?}"
     );
 }

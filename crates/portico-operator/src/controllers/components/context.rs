@@ -15,7 +15,7 @@ use tokio::sync::watch as channel;
 use crate::installation::Installation;
 use crate::issued::Issued;
 use crate::kkp::KkpWatch;
-use crate::slot::{Held, Slot};
+use crate::managed::{Managed, ManagedObject};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
 use crate::write::WriteError;
@@ -37,12 +37,12 @@ pub(super) struct Context {
     pub(super) settings: ComponentSettings,
     pub(super) seeds: Store<Served<Seed>>,
     /// The objects of the gateway, in the order in which they are made.
-    pub(super) parts: Vec<(Part, Box<dyn Held>)>,
+    pub(super) parts: Vec<(Part, Box<dyn Managed>)>,
     /// The certificate of the tunnel listener: which it is, its Secret, what signs it, and what agents trust.
     pub(super) issued: Issued,
-    pub(super) certificate: Slot<Secret>,
-    pub(super) authority: Slot<Secret>,
-    pub(super) trusted: Slot<ConfigMap>,
+    pub(super) certificate: ManagedObject<Secret>,
+    pub(super) authority: ManagedObject<Secret>,
+    pub(super) trusted: ManagedObject<ConfigMap>,
     pub(super) kkp: KkpWatch,
     pub(super) installation: Installation,
     pub(super) leads: channel::Receiver<Leads>,
@@ -58,16 +58,18 @@ impl Context {
     /// Whether this replica writes, and everything is known that decides what.
     pub(super) fn is_ready(&self) -> bool {
         let known = [self.installation.seeds.is_known(), self.installation.configurations.is_known()];
-        self.leads.borrow().now() && known.into_iter().all(|known| known) && self.held().all(Held::is_known)
+        self.leads.borrow().now()
+            && known.into_iter().all(|known| known)
+            && self.held().all(Managed::is_known)
     }
 
     /// All objects.
-    pub(super) fn held(&self) -> impl Iterator<Item = &dyn Held> {
+    pub(super) fn held(&self) -> impl Iterator<Item = &dyn Managed> {
         let parts = self.parts.iter().map(|(_, held)| &**held);
-        parts.chain([&self.certificate as &dyn Held, &self.authority, &self.trusted])
+        parts.chain([&self.certificate as &dyn Managed, &self.authority, &self.trusted])
     }
 
-    pub(super) fn part(&self, wanted: Part) -> Option<&dyn Held> {
+    pub(super) fn part(&self, wanted: Part) -> Option<&dyn Managed> {
         self.parts.iter().find(|(part, _)| *part == wanted).map(|(_, held)| &**held)
     }
 
@@ -94,7 +96,7 @@ impl Context {
     }
 
     pub(super) fn forget(&self) {
-        self.held().for_each(Held::forget);
+        self.held().for_each(Managed::forget);
         self.status.seeds(|seeds| {
             seeds.reports.clear();
             seeds.observing = None;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::context::Context;
 use super::tunnel::{is_in_the_way, names};
 use crate::condition::State;
-use crate::slot::{Held, Presence};
+use crate::managed::{Managed, Presence};
 use crate::write::{WriteError, request};
 
 /// How long a load balancer may take until it has an address. Clouds need one to three minutes.
@@ -85,7 +85,7 @@ impl Context {
 
     /// Names by which agents reach the tunnel listener, with those of every Seed: they share it.
     fn hosts(&self, configuration: &KubermaticConfiguration) -> impl Iterator<Item = String> + use<> {
-        let front = self.part(Part::Service).and_then(Held::value);
+        let front = self.part(Part::Service).and_then(Managed::value);
         let ingress = front.map(|front| Ingress::of_service(&front)).unwrap_or_default();
         let seeds = self.installation.seeds.seeds();
         tunnel_hosts(&seeds, configuration, &self.settings.gateway.front, &ingress).into_iter()
@@ -93,10 +93,10 @@ impl Context {
 
     /// What somebody else has made under the names of the gateway.
     fn in_the_way(&self, seed: &Seed) -> Option<State> {
-        let foreign = |held: &&dyn Held| held.presence() == Presence::Foreign;
+        let foreign = |held: &&dyn Managed| held.presence() == Presence::Foreign;
         let parts = self.parts.iter().map(|(_, held)| &**held).filter(foreign);
-        let trusted = Some(&self.trusted as &dyn Held).filter(foreign);
-        let secrets = [&self.certificate as &dyn Held, &self.authority];
+        let trusted = Some(&self.trusted as &dyn Managed).filter(foreign);
+        let secrets = [&self.certificate as &dyn Managed, &self.authority];
         let secrets = secrets.into_iter().filter(|held| is_in_the_way(*held, seed));
         let found: Vec<String> = parts
             .chain(trusted)
@@ -168,7 +168,7 @@ impl Context {
     /// Deletes what was made, but for the authority: agents trust it, also if the gateway comes back.
     async fn remove_all(&self) -> Result<State, WriteError> {
         let made = self.parts.iter().rev().map(|(_, held)| &**held);
-        for held in made.chain([&self.certificate as &dyn Held]) {
+        for held in made.chain([&self.certificate as &dyn Managed]) {
             self.remove(held).await?;
         }
         self.status.seeds(|seeds| seeds.certificate_ends = None);
@@ -178,7 +178,7 @@ impl Context {
 
     /// Whether pods serve.
     fn availability(&self) -> State {
-        let deployment = self.part(Part::Deployment).and_then(Held::value).unwrap_or_default();
+        let deployment = self.part(Part::Deployment).and_then(Managed::value).unwrap_or_default();
         let number = |path: &str| deployment.pointer(path).and_then(Value::as_u64).unwrap_or_default();
         let (available, wanted) = (number("/status/availableReplicas"), number("/spec/replicas"));
         let (updated, key) = (number("/status/updatedReplicas"), &self.settings.gateway.front.namespace);
@@ -214,7 +214,7 @@ impl Context {
 
     /// How much longer the load balancer may take for its address; `None` if it has one, or is none.
     pub(super) fn address_wait(&self) -> Option<SignedDuration> {
-        let service = self.part(Part::Service).and_then(Held::value)?;
+        let service = self.part(Part::Service).and_then(Managed::value)?;
         let is_balancer = service.pointer("/spec/type").is_some_and(|kind| kind == "LoadBalancer");
         if !is_balancer || !Ingress::of_service(&service).is_empty() {
             return None;

@@ -19,7 +19,7 @@ use serde_json::json;
 use super::context::Context;
 use crate::condition::State;
 use crate::issued::{Issued, text};
-use crate::slot::{Held, Presence};
+use crate::managed::{Managed, Presence};
 use crate::write::WriteError;
 
 /// How it stands with the certificate of the tunnel listener.
@@ -176,6 +176,6 @@ pub(super) fn names(hosts: impl IntoIterator<Item = String>) -> Names {
 }
 
 /// Whether a Secret of somebody else is in the way: of these two, those that are to be made here.
-pub(super) fn is_in_the_way(held: &dyn Held, seed: &Seed) -> bool {
+pub(super) fn is_in_the_way(held: &dyn Managed, seed: &Seed) -> bool {
     held.presence() == Presence::Foreign && !is_provided(seed)
 }

@@ -7,12 +7,17 @@ use tracing::info;
 
 use super::context::Context;
 use crate::installation::reference;
-use crate::slot::{Held, Put};
+use crate::managed::{Managed, Put};
 use crate::write::{PUT_BACK, WriteError, part};
 
 impl Context {
     /// Applies an object, and counts it if that changed anything. One put back is an Event of the Seed.
-    pub(super) async fn write(&self, seed: &Seed, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
+    pub(super) async fn write(
+        &self,
+        seed: &Seed,
+        held: &dyn Managed,
+        wanted: &Value,
+    ) -> Result<(), WriteError> {
         self.lead()?;
         let put = held.put(&self.client, wanted).await?;
         self.count(put != Put::Unchanged, held.kind());
@@ -30,7 +35,7 @@ impl Context {
     }
 
     /// Deletes an object that is not wanted, if it is Portico's.
-    pub(super) async fn remove(&self, held: &dyn Held) -> Result<(), WriteError> {
+    pub(super) async fn remove(&self, held: &dyn Managed) -> Result<(), WriteError> {
         self.lead()?;
         let removed = held.remove(&self.client).await?;
         self.count(removed, held.kind());

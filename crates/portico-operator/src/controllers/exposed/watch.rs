@@ -6,7 +6,7 @@ use futures_util::future::ready;
 use futures_util::{Stream, StreamExt};
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_kube::watch::progress;
 
 use super::Written;
@@ -15,7 +15,7 @@ use crate::follow::Changes;
 use crate::status::StatusHandle;
 
 /// An object that changed or is gone; `None` stands for all of them.
-pub(crate) type Changed = Option<ObjectRef<Seen<Written>>>;
+pub(crate) type Changed = Option<ObjectRef<Cached<Written>>>;
 
 /// All ExposedClusters, and their changes.
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use portico_api::meta::ObjectKey;
-use portico_expose::migration::quiet::Watch;
+use portico_expose::migration::last_use::LastUse;
 use portico_kube::events::Events;
 use portico_kube::leader::Leads;
 use tokio::sync::watch as channel;
@@ -57,7 +57,7 @@ pub(super) struct Context {
     pub(super) resolver: Resolver,
     pub(super) observed: Observed,
     /// The doors that are to close, and what was seen of their use.
-    pub(super) watched: Mutex<BTreeMap<String, Watch>>,
+    pub(super) watched: Mutex<BTreeMap<String, LastUse>>,
     pub(super) installation: Installation,
     pub(super) leads: channel::Receiver<Leads>,
     pub(super) events: Events,
@@ -118,7 +118,7 @@ impl Context {
         self.written.forget();
     }
 
-    pub(super) fn watched(&self) -> MutexGuard<'_, BTreeMap<String, Watch>> {
+    pub(super) fn watched(&self) -> MutexGuard<'_, BTreeMap<String, LastUse>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -14,7 +14,7 @@ use portico_api::listener::ListenerKind;
 use portico_api::strategy::AnsweredBy;
 use portico_expose::front::ADMIN_PORT;
 use portico_expose::migration::Fact;
-use portico_expose::migration::quiet::Counted;
+use portico_expose::migration::last_use::Counted;
 use portico_expose::services::Entry;
 use portico_routes::route::RouteKey;
 use serde::Deserialize;

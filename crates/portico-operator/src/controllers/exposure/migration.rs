@@ -16,12 +16,12 @@ use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::{MIGRATION, SETTLED};
 use portico_expose::doors::told_apart;
 use portico_expose::exposure::{Exposure, reachability_of_second};
-use portico_expose::migration::quiet::Watch;
+use portico_expose::migration::last_use::LastUse;
 use portico_expose::migration::{Fact, Facts, Next, Now, Proof, Use, step};
 use portico_expose::strategy::FRONT;
 use portico_kube::apply::merging;
+use portico_kube::cached::Cached;
 use portico_kube::events::{Note, Severity};
-use portico_kube::seen::Seen;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 use tracing::info;
@@ -145,11 +145,11 @@ impl Context {
         let quiet = cluster.migration_settings().unwrap_or_default().quiet;
         let clock = Timestamp::now();
         let mut watched = self.watched();
-        let watch = watched.entry(name.to_owned()).or_insert_with(|| Watch::new(doors.now, clock));
-        if watch.of() != doors.now {
-            *watch = Watch::new(doors.now, clock);
+        let last_use = watched.entry(name.to_owned()).or_insert_with(|| LastUse::new(doors.now, clock));
+        if last_use.of() != doors.now {
+            *last_use = LastUse::new(doors.now, clock);
         }
-        Some(watch.look(&answers, quiet.max(RECENT), clock))
+        Some(last_use.update(&answers, quiet.max(RECENT), clock))
     }
 
     /// Whether the load balancer of a door that was closed is gone, which the pass before this has deleted:
@@ -163,7 +163,7 @@ impl Context {
         let services = api::<Service>(&self.client, &own);
         let what = format!("reading Service {own}/{FRONT}");
         let left = self.request(&what, services.get_opt(FRONT)).await?;
-        Ok(match left.filter(Seen::is_ours) {
+        Ok(match left.filter(Cached::is_ours) {
             None => Fact::So,
             Some(_) => Fact::NotSo(format!(
                 "Service {FRONT} is being deleted, and something holds it: kubectl -n {own} get service \

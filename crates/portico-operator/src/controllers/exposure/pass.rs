@@ -21,7 +21,7 @@ use portico_expose::services::EXPOSED;
 use portico_expose::strategy::{self, FRONT};
 use portico_expose::validate::usable;
 use portico_kube::apply::merging;
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -272,7 +272,7 @@ impl Context {
 }
 
 /// Whether a Namespace was made for this cluster, or is given to it by its label.
-pub(crate) fn belongs_to(namespace: &Seen<Namespace>, cluster: &Cluster) -> bool {
+pub(crate) fn belongs_to(namespace: &Cached<Namespace>, cluster: &Cluster) -> bool {
     let value = namespace.value();
     let label = value.pointer("/metadata/labels").and_then(|labels| labels.get(CLUSTER_LABEL));
     label.and_then(Value::as_str) == Some(&cluster.metadata.name)

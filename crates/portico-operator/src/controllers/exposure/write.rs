@@ -15,8 +15,8 @@ use portico_api::names::ClusterName;
 use portico_expose::exposure::{Reachability, SLICE_MANAGED_BY, Wanted};
 use portico_kube::apply::merging;
 use portico_kube::apply::{Applied, ApplyError, apply};
+use portico_kube::cached::Cached;
 use portico_kube::error::describe;
-use portico_kube::seen::Seen;
 use portico_source::served::Served;
 use serde_json::json;
 use thiserror::Error;
@@ -115,7 +115,7 @@ impl Context {
         own: &str,
         mut service: Wanted,
         remembered: Option<(&str, u16)>,
-    ) -> Result<Option<Seen<Service>>, PassError> {
+    ) -> Result<Option<Cached<Service>>, PassError> {
         if service.fields.pointer("/spec/selector").is_none() {
             self.unselect(cluster, own, &service.name).await?;
         }
@@ -189,7 +189,7 @@ impl Context {
         cache: &Arc<Cache<K>>,
         namespace: &str,
         wanted: &Wanted,
-    ) -> Result<Option<Seen<K>>, PassError> {
+    ) -> Result<Option<Cached<K>>, PassError> {
         self.lead()?;
         let current = cache.get(namespace, &wanted.name);
         let api = api::<K>(&self.client, namespace);
@@ -223,7 +223,7 @@ impl Context {
         &self,
         cache: &Arc<Cache<K>>,
         own: &str,
-        seen: &Seen<K>,
+        seen: &Cached<K>,
     ) -> Result<(), PassError> {
         let name = seen.name_any();
         let params = only_this(&seen.value());

@@ -23,7 +23,7 @@ use crate::cache::{Cache, api};
 use crate::clusters::Work;
 use crate::contention::RepairBackoffs;
 use crate::controllers::exposure::{in_cluster, of_namespace};
-use crate::slot::{Put, delete, put};
+use crate::managed::{Put, delete, put};
 use crate::status::StatusHandle;
 use crate::write::{WriteError, request};
 

@@ -37,7 +37,7 @@ use crate::contention::RepairBackoffs;
 use crate::controllers::exposed::reference;
 use crate::controllers::exposure::belongs_to;
 use crate::installation::SeveralConfigurations;
-use crate::slot::Put;
+use crate::managed::Put;
 use crate::write::{PUT_BACK, WriteError, part, request};
 
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.

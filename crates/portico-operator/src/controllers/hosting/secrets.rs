@@ -18,8 +18,8 @@ use portico_api::names::ClusterName;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY, owner};
 use portico_hosting::{CLUSTER, Digests, digests};
 use portico_kube::apply::Applied;
+use portico_kube::cached::Cached;
 use portico_kube::events::{Note, Severity};
-use portico_kube::seen::Seen;
 use portico_kube::watch::progress;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ use crate::clock::{ahead, judged};
 use crate::clusters::Work;
 use crate::controllers::exposed::reference;
 use crate::follow::recorded;
-use crate::slot::{applied, made_once};
+use crate::managed::{applied, made_once};
 use crate::status::StatusHandle;
 use crate::write::{WriteError, part, request};
 
@@ -41,8 +41,8 @@ const AT_ONCE: usize = 4;
 const KIND: &str = Secret::KIND;
 
 /// The Secrets of one cluster as they were read.
-pub(super) struct Held {
-    seen: BTreeMap<String, Seen<Secret>>,
+pub(super) struct ClusterSecrets {
+    seen: BTreeMap<String, Cached<Secret>>,
     /// What they hold.
     data: Secrets,
 }
@@ -82,16 +82,16 @@ pub(super) fn changes(
 }
 
 impl Context {
-    pub(super) async fn secrets(&self, namespace: &str) -> Result<Held, WriteError> {
+    pub(super) async fn secrets(&self, namespace: &str) -> Result<ClusterSecrets, WriteError> {
         let names = portico_hosting::secrets().into_iter().map(|secret| secret.name);
         let read = |name: String| async move {
             Ok::<_, WriteError>((self.secret(&ObjectKey::new(namespace, &name)).await?, name))
         };
         let found: Vec<_> = stream::iter(names).map(read).buffered(AT_ONCE).try_collect().await?;
         let found = found.into_iter().filter_map(|(seen, name)| Some((name, seen?)));
-        let seen: BTreeMap<String, Seen<Secret>> = found.collect();
+        let seen: BTreeMap<String, Cached<Secret>> = found.collect();
         let data = seen.iter().map(|(name, seen)| (name.clone(), texts(&seen.value()))).collect();
-        Ok(Held { seen, data })
+        Ok(ClusterSecrets { seen, data })
     }
 
     /// Writes what is due, but nothing over what somebody else has made, and nothing that rests on what is
@@ -100,7 +100,7 @@ impl Context {
         &self,
         cluster: &Cluster,
         pki: &ClusterPki,
-        held: &mut Held,
+        held: &mut ClusterSecrets,
         used: bool,
     ) -> Result<Reviewed, WriteError> {
         let review = self.review(pki, held, used)?;
@@ -143,12 +143,12 @@ impl Context {
         Ok(())
     }
 
-    async fn secret(&self, key: &ObjectKey) -> Result<Option<Seen<Secret>>, WriteError> {
+    async fn secret(&self, key: &ObjectKey) -> Result<Option<Cached<Secret>>, WriteError> {
         let secrets = api::<Secret>(&self.client, &key.namespace);
         Ok(request(&format!("reading Secret {key}"), secrets.get_opt(&key.name)).await?)
     }
 
-    fn review(&self, pki: &ClusterPki, held: &Held, used: bool) -> Result<Review, WriteError> {
+    fn review(&self, pki: &ClusterPki, held: &ClusterSecrets, used: bool) -> Result<Review, WriteError> {
         let review = pki.review(&held.data, used, (self.settings.clock)());
         review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))
     }
@@ -157,7 +157,7 @@ impl Context {
         &self,
         cluster: &Cluster,
         mut review: Review,
-        held: &mut Held,
+        held: &mut ClusterSecrets,
     ) -> Result<Reviewed, WriteError> {
         let mut foreign = Vec::new();
         if !review.due.is_empty() || !review.lost.is_empty() {
@@ -184,7 +184,7 @@ impl Context {
         &self,
         cluster: &Cluster,
         due: &Due,
-        current: Option<&Seen<Secret>>,
+        current: Option<&Cached<Secret>>,
     ) -> Result<(), WriteError> {
         self.lead()?;
         let key = ObjectKey::new(&cluster.name().namespace(), due.secret);
@@ -206,7 +206,7 @@ impl Context {
     }
 }
 
-impl Held {
+impl ClusterSecrets {
     /// Their digests for the templates of pods: a change replaces those that read them at their start.
     pub(super) fn digests(&self) -> Digests {
         digests(&self.data)

@@ -19,7 +19,7 @@ use portico_api::names::is_object_name;
 use portico_dial::Dialer;
 use portico_expose::networks;
 use portico_hosting::serving::{self, Asked, NodeAddress, REQUESTS, Reserved, Unapproved, judge, node_of};
-use portico_kube::foreign::{Foreign, ForeignError, LONGEST_WATCH, Rows};
+use portico_kube::untrusted_api::{LONGEST_WATCH, Rows, UntrustedApi, UntrustedApiError};
 use portico_pki::Kubeconfig;
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -109,8 +109,8 @@ impl Context {
             return;
         }
         // The pass says what is wrong with it.
-        let Ok(foreign) = Foreign::new(&kubeconfig, Dialer::direct()).await else { return };
-        let round = Round { cluster: name.to_owned(), foreign, reserved, counters: self.counters.clone() };
+        let Ok(api) = UntrustedApi::new(&kubeconfig, Dialer::direct()).await else { return };
+        let round = Round { cluster: name.to_owned(), api, reserved, counters: self.counters.clone() };
         let task = tokio::spawn(round.repeat());
         self.approvers.all().insert(name.to_owned(), Approver { made_of, task });
     }
@@ -140,7 +140,7 @@ type Left = BTreeMap<String, (Unapproved, Instant)>;
 /// One cluster, again and again.
 struct Round {
     cluster: String,
-    foreign: Foreign,
+    api: UntrustedApi,
     reserved: Reserved,
     counters: WorkCounters,
 }
@@ -166,7 +166,7 @@ impl Round {
     }
 
     /// Judges what waits, then waits until there is something to look at.
-    async fn once(&self, left: &mut Left) -> Result<(), ForeignError> {
+    async fn once(&self, left: &mut Left) -> Result<(), UntrustedApiError> {
         let selected = serving::listed();
         let (waiting, since) = self.list(&selected).await?;
         left.retain(|name, _| waiting.contains(name));
@@ -175,7 +175,9 @@ impl Round {
         for name in due {
             let judged = match self.judge(name).await {
                 // One request of somebody must not keep the others waiting.
-                Err(ForeignError::TooLong(_) | ForeignError::Unreadable(_)) => Err(Unapproved::Unreadable),
+                Err(UntrustedApiError::TooLong(_) | UntrustedApiError::Unreadable(_)) => {
+                    Err(Unapproved::Unreadable)
+                }
                 judged => judged?,
             };
             match judged {
@@ -193,22 +195,21 @@ impl Round {
         }
         let again = left.values().any(|(why, _)| *why == Unapproved::Address);
         let limit = if again { AGAIN } else { LONGEST_WATCH };
-        self.foreign.changed(&format!("{selected}&resourceVersion={since}"), limit).await
+        self.api.changed(&format!("{selected}&resourceVersion={since}"), limit).await
     }
 
     /// The names of the requests that nobody has decided on, and the version of the list.
-    async fn list(&self, selected: &str) -> Result<(Vec<String>, String), ForeignError> {
+    async fn list(&self, selected: &str) -> Result<(Vec<String>, String), UntrustedApiError> {
         let columns = ["Name", "Condition"];
-        let Rows { rows, version, .. } =
-            self.foreign.rows(selected, columns, MOST_LISTED, MOST_LISTS).await?;
+        let Rows { rows, version, .. } = self.api.rows(selected, columns, MOST_LISTED, MOST_LISTS).await?;
         Ok((waiting(rows), version))
     }
 
     /// Approves one request, unless there is something wrong with it.
-    async fn judge(&self, name: &str) -> Result<Result<(), Unapproved>, ForeignError> {
+    async fn judge(&self, name: &str) -> Result<Result<(), Unapproved>, UntrustedApiError> {
         let path = format!("{REQUESTS}/{name}");
         // It may be gone by now.
-        let Some(object) = self.foreign.get(&path).await? else { return Ok(Ok(())) };
+        let Some(object) = self.api.get(&path).await? else { return Ok(Ok(())) };
         let Ok(request) = serde_json::from_value::<CertificateSigningRequest>(object.clone()) else {
             return Ok(Err(Unapproved::Unreadable));
         };
@@ -223,7 +224,7 @@ impl Round {
             request: text,
         };
         let addresses = match node_of(user).filter(|node| is_object_name(node)) {
-            Some(node) => self.foreign.get(&format!("/api/v1/nodes/{node}")).await?,
+            Some(node) => self.api.get(&format!("/api/v1/nodes/{node}")).await?,
             None => None,
         };
         let addresses = addresses.as_ref().map(node_addresses).unwrap_or_default();
@@ -231,10 +232,10 @@ impl Round {
             return Ok(Err(why));
         }
         let message = "the names and addresses in it are those of the Node";
-        match self.foreign.approve(&path, object, "PorticoApproved", message).await {
+        match self.api.approve(&path, object, "PorticoApproved", message).await {
             Ok(()) => self.counters.wrote("CertificateSigningRequest"),
             // Somebody else was there first, or it is gone.
-            Err(ForeignError::Refused { code: 404 | 409, .. }) => {}
+            Err(UntrustedApiError::Refused { code: 404 | 409, .. }) => {}
             Err(error) => return Err(error),
         }
         Ok(Ok(()))

@@ -11,9 +11,9 @@ use kube::{Api, Client};
 use portico_api::annotations::WITHOUT;
 use portico_api::cluster::{CONTROL_PLANE_READY, Cluster};
 use portico_expose::user_cluster::AgentSettings;
+use portico_kube::cached::Cached;
 use portico_kube::events::Events;
 use portico_kube::leader::Leads;
-use portico_kube::seen::Seen;
 use tokio::sync::watch as channel;
 
 use super::approver::Approvers;
@@ -53,7 +53,7 @@ pub(super) struct Context {
     pub(super) client: Client,
     pub(super) settings: UserClusterSettings,
     pub(super) installation: Installation,
-    pub(super) clusters: Store<Seen<Written>>,
+    pub(super) clusters: Store<Cached<Written>>,
     pub(super) kkp: KkpWatch,
     pub(super) leads: channel::Receiver<Leads>,
     pub(super) events: Events,
@@ -86,7 +86,7 @@ impl Said {
 }
 
 /// What there is to reconcile.
-pub(super) type Work = Vec<ObjectRef<Seen<Written>>>;
+pub(super) type Work = Vec<ObjectRef<Cached<Written>>>;
 
 impl Context {
     pub(super) fn all(&self) -> Work {
@@ -114,10 +114,10 @@ impl Context {
 
     pub(super) async fn read<K>(
         &self,
-        api: Api<Seen<K>>,
+        api: Api<Cached<K>>,
         kind: &str,
         name: &str,
-    ) -> Result<Option<Seen<K>>, RequestError>
+    ) -> Result<Option<Cached<K>>, RequestError>
     where
         K: k8s_openapi::Resource + 'static,
     {

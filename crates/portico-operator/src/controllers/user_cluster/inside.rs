@@ -8,7 +8,7 @@ use portico_expose::user_cluster::{
     BAD_KUBECONFIG, ENVOY_AGENT, Facts, Id, Inside, Kind, Konnectivity, Object, inside,
 };
 use portico_kube::error::describe;
-use portico_kube::foreign::{Applied, Foreign, ForeignError};
+use portico_kube::untrusted_api::{Applied, UntrustedApi, UntrustedApiError};
 use portico_pki::{Kubeconfig, cluster_info};
 use tokio::time::timeout;
 
@@ -29,7 +29,7 @@ struct Done {
     /// Objects that are somebody else's and not as wanted, each with its last writer.
     others: Vec<(Id, String)>,
     /// The first request that its API server refused. The others were made all the same.
-    refused: Option<ForeignError>,
+    refused: Option<UntrustedApiError>,
     /// KKP's agent is there.
     envoy: bool,
 }
@@ -47,12 +47,12 @@ impl Context {
     ) -> Kept {
         let (cluster, exposed) = (&subject.cluster, &subject.exposed);
         // It holds programs and files no more: what was read is written anew.
-        let foreign = match Foreign::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
-            Ok(foreign) => foreign,
+        let api = match UntrustedApi::new(&kubeconfig.to_yaml(), Dialer::direct()).await {
+            Ok(api) => api,
             Err(error) => {
                 let readiness = Readiness::waits(BAD_KUBECONFIG, describe(&error));
                 let (others, daemon_sets) = (Vec::new(), Vec::new());
-                return Kept { readiness, answered: false, foreign: None, others, daemon_sets };
+                return Kept { readiness, answered: false, api: None, others, daemon_sets };
             }
         };
         let limit = self.settings.pass_timeout;
@@ -72,7 +72,7 @@ impl Context {
         inside.unwanted.extend(hosted.unwanted);
         inside.waiting.extend(hosted.waiting);
         let mut done = Done::default();
-        let ended = timeout(limit, write(&foreign, &inside, &mut done)).await;
+        let ended = timeout(limit, write(&api, &inside, &mut done)).await;
         self.counters.wrote_many(std::mem::take(&mut done.writes));
         let server = &kubeconfig.server;
         let readiness = match ended {
@@ -87,16 +87,16 @@ impl Context {
         };
         let wanted = inside.wanted.into_iter().map(|object| object.id);
         let daemon_sets = wanted.filter(|id| id.kind == Kind::DaemonSet).collect();
-        let (answered, others, foreign) = (done.answered, done.others, Some(foreign));
-        Kept { readiness, answered, foreign, others, daemon_sets }
+        let (answered, others, api) = (done.answered, done.others, Some(api));
+        Kept { readiness, answered, api, others, daemon_sets }
     }
 }
 
 /// Applies what is wanted and removes what is not. Ends at the first request without a proper answer.
-async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<(), ForeignError> {
+async fn write(api: &UntrustedApi, inside: &Inside, done: &mut Done) -> Result<(), UntrustedApiError> {
     // A reading, under every strategy: an administrator of the cluster can have the first write wait for
     // ever, and its kubelets get certificates all the same.
-    let envoy = foreign.get(&ENVOY_AGENT.path()).await?.is_some();
+    let envoy = api.get(&ENVOY_AGENT.path()).await?.is_some();
     done.answered = true;
     done.envoy = inside.tunneling && envoy;
     for Object { id, fields } in &inside.wanted {
@@ -104,7 +104,7 @@ async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<()
         if done.envoy && id.name == AGENT {
             continue;
         }
-        let applied = foreign.apply(&id.path(), fields).await;
+        let applied = api.apply(&id.path(), fields).await;
         done.answered |= applied.is_ok();
         match applied {
             Ok(Applied::Unchanged) => {}
@@ -114,7 +114,7 @@ async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<()
         }
     }
     for id in &inside.unwanted {
-        match foreign.remove(&id.path()).await {
+        match api.remove(&id.path()).await {
             Ok(removed) if removed => *done.writes.entry(id.kind.name()).or_default() += 1,
             Ok(_) => {}
             Err(error) => done.refusal(error)?,
@@ -125,8 +125,8 @@ async fn write(foreign: &Foreign, inside: &Inside, done: &mut Done) -> Result<()
 
 impl Done {
     /// Goes on after a refusal, and after nothing else.
-    fn refusal(&mut self, error: ForeignError) -> Result<(), ForeignError> {
-        if !matches!(error, ForeignError::Refused { .. }) {
+    fn refusal(&mut self, error: UntrustedApiError) -> Result<(), UntrustedApiError> {
+        if !matches!(error, UntrustedApiError::Refused { .. }) {
             return Err(error);
         }
         self.answered = true;

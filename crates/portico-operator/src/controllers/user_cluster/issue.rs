@@ -12,7 +12,7 @@ use portico_api::exposed_cluster::MigrationState;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY};
 use portico_expose::migration::{Fact, Proof};
 use portico_kube::apply::{Applied, apply};
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_pki::inventory::{ADMIN_KUBECONFIG, CA_CERTIFICATE, CA_KEY, KUBECONFIG, LEAVES, Signer};
 use portico_pki::{Authority, Credential, KeyKind, Kubeconfig, Names, Pair, Profile};
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ impl Context {
 }
 
 /// Whether a kubeconfig leads to `url`. None was issued if there is no Secret.
-fn leads_to(name: &str, secret: Option<&Seen<Secret>>, url: &str) -> Fact {
+fn leads_to(name: &str, secret: Option<&Cached<Secret>>, url: &str) -> Fact {
     let Some(secret) = secret else { return Fact::So };
     let why = match held(secret) {
         Some(kubeconfig) if kubeconfig.server == url => return Fact::So,
@@ -113,7 +113,7 @@ fn wanted(cluster: &str, namespace: &str, kubeconfig: &Kubeconfig) -> Value {
 }
 
 /// The kubeconfig that a Secret holds.
-fn held(secret: &Seen<Secret>) -> Option<Kubeconfig> {
+fn held(secret: &Cached<Secret>) -> Option<Kubeconfig> {
     let secret: Secret = serde_json::from_value(secret.value()).ok()?;
     Kubeconfig::parse(&text(&secret, KUBECONFIG)?).ok()
 }
@@ -179,7 +179,7 @@ mod tests {
             let secret = secret.map(|data| {
                 let meta = json!({"name": ADMIN_KUBECONFIG, "namespace": "cluster-a"});
                 let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data});
-                serde_json::from_value::<Seen<Secret>>(secret).unwrap()
+                serde_json::from_value::<Cached<Secret>>(secret).unwrap()
             });
             leads_to("Secret cluster-a/admin-kubeconfig", secret.as_ref(), "https://a:1")
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portico_api::text;
 use portico_expose::migration::Fact;
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::untrusted_api::{UntrustedApi, UntrustedApiError};
 
 /// Where they are.
 pub(super) const NODES: &str = "/api/v1/nodes";
@@ -82,9 +82,9 @@ pub(super) fn few(names: &BTreeSet<impl AsRef<str>>) -> String {
 
 /// The nodes of the cluster whose API server is `server`, or those with a label, as in a query; `Err` says
 /// why there is nothing to tell by them.
-pub(super) async fn list(foreign: &Foreign, server: &str, label: Option<&str>) -> Result<Nodes, Fact> {
+pub(super) async fn list(api: &UntrustedApi, server: &str, label: Option<&str>) -> Result<Nodes, Fact> {
     let url = label.map_or(NODES.to_owned(), |label| format!("{NODES}?labelSelector={label}"));
-    let found = foreign.rows(&url, ["Name", "Status"], AT_ONCE, ANSWERS).await;
+    let found = api.rows(&url, ["Name", "Status"], AT_ONCE, ANSWERS).await;
     let found = found.map_err(|error| failed(server, &error))?;
     if found.more {
         let most = AT_ONCE * ANSWERS;
@@ -94,7 +94,7 @@ pub(super) async fn list(foreign: &Foreign, server: &str, label: Option<&str>) -
 }
 
 /// What is not so because of an answer of its API server.
-pub(super) fn failed(server: &str, error: &ForeignError) -> Fact {
+pub(super) fn failed(server: &str, error: &UntrustedApiError) -> Fact {
     Fact::NotSo(format!("its API server at {server}: {error}"))
 }
 

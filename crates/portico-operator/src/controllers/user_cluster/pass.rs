@@ -11,7 +11,7 @@ use portico_expose::services::KONNECTIVITY;
 use portico_expose::strategy;
 use portico_expose::user_cluster::{BAD_KUBECONFIG, Konnectivity, NO_KUBECONFIG};
 use portico_kube::apply::{Applied, apply};
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::{self, INTERNAL_KUBECONFIG};
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ pub(super) struct Failed;
 
 impl Context {
     /// Makes kubeconfig and inside of one cluster as they should be, and says how it stands.
-    pub(super) async fn pass(&self, name: &str, exposed: &Seen<Written>) -> Result<(), Failed> {
+    pub(super) async fn pass(&self, name: &str, exposed: &Cached<Written>) -> Result<(), Failed> {
         let Ok(exposed) = serde_json::from_value::<ExposedCluster>(exposed.value()) else {
             self.observed.forget(name);
             self.record(name, &not_exposed(), false);
@@ -216,7 +216,7 @@ impl Context {
         Ok(())
     }
 
-    async fn cluster(&self, name: &str) -> Result<Option<(Seen<Clusters>, Cluster)>, RequestError> {
+    async fn cluster(&self, name: &str) -> Result<Option<(Cached<Clusters>, Cluster)>, RequestError> {
         let seen = self.read(api::<Clusters>(&self.client, ""), "Cluster", name).await?;
         Ok(seen.and_then(|seen| {
             let cluster = serde_json::from_value(seen.value()).ok()?;

@@ -20,7 +20,7 @@ use portico_expose::user_cluster::{
     POD_LABEL, TURN_LABEL, attempt, of_second_door,
 };
 use portico_kube::error::describe;
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::untrusted_api::{UntrustedApi, UntrustedApiError};
 use portico_pki::Kubeconfig;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -86,14 +86,13 @@ impl Context {
         known: &mut Known,
     ) -> Result<(), RequestError> {
         let (Some(state), Some(second)) = (subject.state(), &subject.second) else { return Ok(()) };
-        let Some(foreign) = kept.foreign.as_ref().filter(|_| !kept.readiness.failed) else { return Ok(()) };
+        let Some(api) = kept.api.as_ref().filter(|_| !kept.readiness.failed) else { return Ok(()) };
         let api_servers = match state {
             MigrationState::Opening => self.api_servers(&subject.namespace).await?,
             _ => BTreeSet::new(),
         };
         let name_servers = &*self.settings.name_servers;
-        let look =
-            Look { subject, second, kubeconfig, api_servers, konnectivity, kept, foreign, name_servers };
+        let look = Look { subject, second, kubeconfig, api_servers, konnectivity, kept, api, name_servers };
         let limit = self.settings.pass_timeout;
         if timeout(limit, look.proofs(state, known)).await.is_err() {
             let slow = too_slow(&kubeconfig.server, limit);
@@ -133,7 +132,7 @@ struct Look<'a> {
     /// By the first door, and by the second.
     konnectivity: (&'a Konnectivity, Option<&'a Konnectivity>),
     kept: &'a Kept,
-    foreign: &'a Foreign,
+    api: &'a UntrustedApi,
     /// Those that strangers ask.
     name_servers: &'a [SocketAddr],
 }
@@ -221,7 +220,7 @@ impl Look<'_> {
         };
         let kubeconfig = Kubeconfig { server: server.clone(), ..self.kubeconfig.clone() };
         let dialer = Dialer::direct().with_name_servers(self.name_servers);
-        match Foreign::new(&kubeconfig.to_yaml(), dialer).await {
+        match UntrustedApi::new(&kubeconfig.to_yaml(), dialer).await {
             Ok(stranger) => stranger.version().await.map_or_else(|error| why(&error), |_| Fact::So),
             Err(error) => why(&describe(&error)),
         }
@@ -229,7 +228,7 @@ impl Look<'_> {
 
     /// The nodes; `Err` says why there is nothing to tell by them.
     async fn nodes(&self) -> Result<Nodes, Fact> {
-        nodes::list(self.foreign, &self.kubeconfig.server, None).await
+        nodes::list(self.api, &self.kubeconfig.server, None).await
     }
 
     /// Whether each ready node has a ready pod of a DaemonSet as it is now. `label` with its name is on them,
@@ -265,7 +264,7 @@ impl Look<'_> {
         let labels = [(label, &*id.name), ("pod-template-generation", &*number)].into_iter().chain(also);
         let labels: Vec<String> = labels.map(|(key, value)| selected(key, value)).collect();
         let url = format!("{PODS}?labelSelector={}", labels.join(","));
-        match self.foreign.rows(&url, ["Node", "Ready", "Status"], AT_ONCE, ANSWERS).await {
+        match self.api.rows(&url, ["Node", "Ready", "Status"], AT_ONCE, ANSWERS).await {
             Ok(pods) => Ok((nodes, pods.rows)),
             Err(error) => Err(self.failed(&error)),
         }
@@ -292,7 +291,7 @@ impl Look<'_> {
 
     /// A workload; one that is not there for a reason is reported with that.
     async fn workload(&self, id: &Id) -> Result<Option<Value>, Fact> {
-        match self.foreign.get(&id.path()).await {
+        match self.api.get(&id.path()).await {
             Ok(None) if !self.kept.readiness.ready => Err(Fact::NotSo(self.kept.readiness.message.clone())),
             found => found.map_err(|error| self.failed(&error)),
         }
@@ -343,7 +342,7 @@ impl Look<'_> {
             return turns::by_hand(&pods, nodes, url);
         }
         let turn = selected(TURN_LABEL, &attempt);
-        let given = nodes::list(self.foreign, &self.kubeconfig.server, Some(&turn)).await;
+        let given = nodes::list(self.api, &self.kubeconfig.server, Some(&turn)).await;
         let given: BTreeSet<String> = match given {
             Ok(given) => given.ready.into_iter().chain(given.away).collect(),
             Err(fact) => return fact,
@@ -353,7 +352,7 @@ impl Look<'_> {
         if settings.close != Some(by_second.expose_strategy) {
             for node in turns.next(usize::from(settings.parallel.get())) {
                 let label = json!({"metadata": {"labels": {TURN_LABEL: attempt}}});
-                if let Err(error) = self.foreign.merge(&format!("{NODES}/{node}"), &label).await {
+                if let Err(error) = self.api.merge(&format!("{NODES}/{node}"), &label).await {
                     return self.failed(&error);
                 }
             }
@@ -363,7 +362,7 @@ impl Look<'_> {
 
     /// Gives turns to nodes that come late, while the old door is open still.
     async fn late(&self, nodes: &Result<Nodes, Fact>) {
-        let Ok(Some(object)) = self.foreign.get(&NODE_PROBE.path()).await else { return };
+        let Ok(Some(object)) = self.api.get(&NODE_PROBE.path()).await else { return };
         let labels = &object["spec"]["template"]["metadata"]["labels"];
         if let Some(attempt) = labels[ATTEMPT_LABEL].as_str() {
             // Nothing waits for them.
@@ -387,7 +386,7 @@ impl Look<'_> {
     async fn gone(&self) -> Fact {
         let mut left = Vec::new();
         for id in of_second_door(&self.subject.exposed) {
-            match self.foreign.get(&id.path()).await {
+            match self.api.get(&id.path()).await {
                 Ok(None) => {}
                 Ok(Some(_)) => left.push(id.to_string()),
                 Err(error) => return self.failed(&error),
@@ -406,17 +405,17 @@ impl Look<'_> {
     /// Removes the labels of [`Self::moved`] from Nodes, until one cannot be removed.
     async fn takes_turns_back(&self) {
         let turn = TURN_LABEL.replace('/', "%2F");
-        let given = nodes::list(self.foreign, &self.kubeconfig.server, Some(&turn)).await;
+        let given = nodes::list(self.api, &self.kubeconfig.server, Some(&turn)).await;
         let Ok(given) = given else { return };
         for node in given.ready.union(&given.away).filter(|node| turns::is_name(node)) {
             let none = json!({"metadata": {"labels": {TURN_LABEL: null}}});
-            if self.foreign.merge(&format!("{NODES}/{node}"), &none).await.is_err() {
+            if self.api.merge(&format!("{NODES}/{node}"), &none).await.is_err() {
                 return;
             }
         }
     }
 
-    fn failed(&self, error: &ForeignError) -> Fact {
+    fn failed(&self, error: &UntrustedApiError) -> Fact {
         failed(&self.kubeconfig.server, error)
     }
 }

@@ -8,8 +8,8 @@ use portico_api::exposed_cluster::{ExposedCluster, MigrationState};
 use portico_api::migration::{MigrationSettings, NodeMoves};
 use portico_expose::migration::{Fact, Proof};
 use portico_expose::user_cluster::Id;
-use portico_kube::foreign::Foreign;
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
+use portico_kube::untrusted_api::UntrustedApi;
 use portico_source::served::ServedKind;
 
 /// The reason of a cluster that clients do not find yet.
@@ -56,7 +56,7 @@ impl k8s_openapi::Resource for Clusters {
 /// A cluster, as the seed has it.
 pub(super) struct Subject {
     pub(super) cluster: Cluster,
-    pub(super) seen: Seen<Clusters>,
+    pub(super) seen: Cached<Clusters>,
     /// Strategy and address in force.
     pub(super) exposed: ExposedCluster,
     /// The same by its second door, while it migrates, also while that is being closed.
@@ -98,7 +98,7 @@ pub(super) struct Kept {
     /// Its API server has answered something.
     pub(super) answered: bool,
     /// The way there; `None` if the kubeconfig leads nowhere.
-    pub(super) foreign: Option<Foreign>,
+    pub(super) api: Option<UntrustedApi>,
     /// Objects that are somebody else's and not as wanted, each with its last writer.
     pub(super) others: Vec<(Id, String)>,
     /// The DaemonSets that it should have.

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::server::PATH;
 use super::{Context, Reached};
 use crate::kkp::Kkp;
-use crate::slot::{Held, Presence, Put};
+use crate::managed::{Managed, Presence, Put};
 use crate::write::{PUT_BACK, WriteError, part};
 
 /// Seconds that the API server waits for an answer, before it admits.
@@ -184,7 +184,7 @@ impl Context {
         Ok(())
     }
 
-    async fn write(&self, held: &dyn Held, wanted: &Value) -> Result<(), WriteError> {
+    async fn write(&self, held: &dyn Managed, wanted: &Value) -> Result<(), WriteError> {
         self.lead()?;
         let put = held.put(&self.client, wanted).await?;
         if put != Put::Unchanged {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use portico_agent::address::Held;
+use portico_agent::address::AssignedAddress;
 use portico_agent::{Agent, IdentityFiles, Inherited, Settings};
 use portico_net::access::AccessLog;
 use portico_net::takeover::{Offer, Predecessor, take_over};
@@ -65,7 +65,7 @@ pub(crate) async fn run(
     let access = AccessLog::start(flags.records.access_log.into()).context("cannot start the access log")?;
     let held = match address {
         None => None,
-        Some(settings) => Some(Held::take(settings).await.context("--address")?),
+        Some(settings) => Some(AssignedAddress::take(settings).await.context("--address")?),
     };
     if let Some(held) = &held {
         status.set_held(held.status());
@@ -282,7 +282,7 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
         return pending().await;
     }
     loop {
-        let renewed = files.look();
+        let renewed = files.reload_if_changed();
         status.set_file_problems(files.problems());
         if renewed.certificate {
             agent.certificate_changed();
@@ -295,7 +295,7 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
 }
 
 /// The address, if one is held.
-struct HeldAddress(Option<Held>);
+struct HeldAddress(Option<AssignedAddress>);
 
 impl HeldAddress {
     /// Leaves it to a successor.

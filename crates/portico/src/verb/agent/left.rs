@@ -11,7 +11,7 @@ use http::Uri;
 use portico_net::connections::connections_to;
 use tokio::net::lookup_host;
 
-use super::look::{self, Seen};
+use super::observe::{self, Observation};
 use super::reach::Server;
 use crate::args::positive_duration;
 use crate::outcome::Outcome;
@@ -35,17 +35,17 @@ pub(crate) struct Flags {
 
 /// Looks once, or again and again until it is told to stop.
 pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    look::run(flags.every, async || Ok(vec![look(&flags.url.0).await?]))
+    observe::run(flags.every, async || Ok(vec![observe(&flags.url.0).await?]))
 }
 
-async fn look(url: &str) -> anyhow::Result<Seen> {
+async fn observe(url: &str) -> anyhow::Result<Observation> {
     let targets = match targets(url).await {
         Ok(targets) => targets,
-        Err(why) => return Ok(Seen { line: format!("{url}: unknown: {why:#}"), good: false }),
+        Err(why) => return Ok(Observation { line: format!("{url}: unknown: {why:#}"), good: false }),
     };
     let found = connections_to(&targets).context("cannot read the connections of this machine")?;
     let Some((_, target)) = found.first() else {
-        return Ok(Seen { line: format!("{url}: nothing here is connected to it"), good: true });
+        return Ok(Observation { line: format!("{url}: nothing here is connected to it"), good: true });
     };
     let ports: Vec<String> = found.iter().take(NAMED).map(|(local, _)| local.port().to_string()).collect();
     let more = found.len().saturating_sub(NAMED);
@@ -55,7 +55,7 @@ async fn look(url: &str) -> anyhow::Result<Seen> {
          kubelet is moved by `portico join move`; Cilium has the address in k8sServiceHost",
         ports.join(", ")
     );
-    Ok(Seen { line, good: false })
+    Ok(Observation { line, good: false })
 }
 
 /// Where the URL leads.

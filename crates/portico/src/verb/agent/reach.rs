@@ -14,10 +14,10 @@ use futures_util::future::join_all;
 use portico_dial::pem;
 use portico_dial::{Dialer, server_url};
 use portico_kube::error::describe;
-use portico_kube::foreign::{Foreign, ForeignError};
+use portico_kube::untrusted_api::{UntrustedApi, UntrustedApiError};
 use serde_json::json;
 
-use super::look::{self, Seen};
+use super::observe::{self, Observation};
 use crate::args::positive_duration;
 use crate::outcome::Outcome;
 
@@ -53,29 +53,30 @@ impl FromStr for Server {
 
 /// Tries once, or again and again until it is told to stop.
 pub(super) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
-    look::run(flags.every, async || attempts(flags).await)
+    observe::run(flags.every, async || attempts(flags).await)
 }
 
-async fn attempts(flags: &Flags) -> anyhow::Result<Vec<Seen>> {
+async fn attempts(flags: &Flags) -> anyhow::Result<Vec<Observation>> {
     let authority = pem::read(&flags.ca_file).context("--ca-file")?;
     // Without a certificate in it every server would look like the wrong one.
     pem::certificates(&flags.ca_file, &authority).context("--ca-file")?;
     Ok(join_all(flags.urls.iter().map(|server| seen(server, &authority))).await)
 }
 
-async fn seen(server: &Server, authority: &[u8]) -> Seen {
+async fn seen(server: &Server, authority: &[u8]) -> Observation {
     let url = &server.0;
     match attempt(server, authority).await {
-        Ok(()) => Seen { line: format!("{url}: reached"), good: true },
-        Err(why) => Seen { line: format!("{url}: not reached: {why}"), good: false },
+        Ok(()) => Observation { line: format!("{url}: reached"), good: true },
+        Err(why) => Observation { line: format!("{url}: not reached: {why}"), good: false },
     }
 }
 
 async fn attempt(server: &Server, authority: &[u8]) -> Result<(), String> {
-    let way = Foreign::new(&anonymous(server, authority), Dialer::direct()).await;
+    let way = UntrustedApi::new(&anonymous(server, authority), Dialer::direct()).await;
     match way.map_err(|error| describe(&error))?.get(ASKED).await {
         // A text and no object, which is what it says if all is well.
-        Ok(Some(_)) | Err(ForeignError::Unreadable(_) | ForeignError::Refused { code: 401 | 403, .. }) => {
+        Ok(Some(_))
+        | Err(UntrustedApiError::Unreadable(_) | UntrustedApiError::Refused { code: 401 | 403, .. }) => {
             Ok(())
         }
         Ok(None) => Err(format!("GET {ASKED}: it answered 404: what answers is no API server")),

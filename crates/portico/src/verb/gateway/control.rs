@@ -123,8 +123,8 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     for (listener, address) in gateway.listen_addresses() {
         tracing::info!(%listener, %address, "listening");
     }
-    let live = &gateway.shared().live;
-    let (clusters, routes) = (live.clusters().len(), live.routes());
+    let store = &gateway.shared().route_store;
+    let (clusters, routes) = (store.clusters().len(), store.routes());
     let (ports, hosts, authorities) =
         (routes.ports.len(), routes.hosts.len() + routes.wildcards.len(), routes.authorities.len());
     tracing::info!(clusters, ports, hosts, authorities, "routes in force");

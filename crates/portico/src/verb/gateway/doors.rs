@@ -58,7 +58,7 @@ pub(super) fn list(gateway: Option<&Gateway>) -> Vec<Doors> {
         *open.entry(door).or_default().entry(record.client.ip()).or_default() += 1;
     }
     let now = gateway.shared().now();
-    let mut clusters = gateway.shared().live.clusters();
+    let mut clusters = gateway.shared().route_store.clusters();
     clusters.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     let mut doors = |cluster: &Cluster| {
         let counted = ListenerKind::ALL.into_iter().zip(cluster.doors());

@@ -172,7 +172,7 @@ impl GatewayMetrics {
     }
 
     fn write_table(&self, gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
-        let routes = gateway.shared().live.routes();
+        let routes = gateway.shared().route_store.routes();
         let sizes = [
             ([("by", "port")], routes.ports.len() as u64),
             ([("by", "host")], (routes.hosts.len() + routes.wildcards.len()) as u64),
@@ -288,7 +288,7 @@ impl GatewayMetrics {
             bytes.up += record.bytes_up();
             bytes.down += record.bytes_down();
         }
-        let mut clusters: Vec<_> = gateway.shared().live.clusters();
+        let mut clusters: Vec<_> = gateway.shared().route_store.clusters();
         clusters.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let mut most = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::take(&mut *most);

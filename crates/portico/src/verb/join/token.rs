@@ -10,7 +10,7 @@ use portico_hosting::join::machine::KubeletConfig;
 use portico_hosting::join::token::Token;
 use portico_hosting::join::trust::CaHash;
 use portico_join::cluster::KUBELET_CONFIG;
-use portico_kube::foreign::Applied;
+use portico_kube::untrusted_api::Applied;
 use portico_reach::admin::enter;
 
 use crate::args::positive_duration;

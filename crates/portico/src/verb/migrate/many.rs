@@ -18,7 +18,7 @@ use portico_migrate::selection::{Found, Selection, list_selected, progress_of_al
 use tokio::time::{Instant, sleep_until};
 
 use super::flags::{Flags, LONG, connect};
-use super::wait::{Reported, SILENCE, Seen, line, waits_for_people};
+use super::wait::{Awaited, Reported, SILENCE, line, waits_for_people};
 use crate::outcome::{Outcome, print};
 use crate::shell;
 
@@ -234,12 +234,12 @@ impl Run<'_> {
                     continue;
                 };
                 match reported.see(&name, until, &found.cluster, found.record.as_ref())? {
-                    Seen::NotYet => drop(waits.insert(name, (until, reported))),
-                    Seen::Other(other) => {
+                    Awaited::NotYet => drop(waits.insert(name, (until, reported))),
+                    Awaited::Other(other) => {
                         let row = [name.clone(), "changed".to_owned(), written(other)];
                         rows.insert(name, row);
                     }
-                    Seen::Done => {
+                    Awaited::Done => {
                         done += 1;
                         print(&format!("{done} of {orders} settled\n"))?;
                         let row = [name.clone(), "settled".to_owned(), String::new()];

@@ -34,9 +34,9 @@ pub(super) async fn until(
         // An API server that is away for a moment is asked again.
         let found = match look(client, name).await {
             Ok((cluster, record)) => match reported.see(name, *until, &cluster, record.as_ref())? {
-                Seen::Done => return Ok(Outcome::Done),
-                Seen::Other(_) => return Ok(Outcome::No),
-                Seen::NotYet => Ok(()),
+                Awaited::Done => return Ok(Outcome::Done),
+                Awaited::Other(_) => return Ok(Outcome::No),
+                Awaited::NotYet => Ok(()),
             },
             Err(error) if error.is::<NoCluster>() => return Err(error),
             Err(error) => {
@@ -67,7 +67,7 @@ async fn look(client: &Client, name: &str) -> anyhow::Result<(Cluster, Option<Ex
 
 /// How it stands with one cluster that is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum Awaited {
     /// What is waited for is so.
     Done,
     /// Somebody else wants this strategy meanwhile.
@@ -92,12 +92,12 @@ impl Reported {
         until: Until,
         cluster: &Cluster,
         record: Option<&ExposedClusterSpec>,
-    ) -> anyhow::Result<Seen> {
+    ) -> anyhow::Result<Awaited> {
         self.error = None;
         let wanted = cluster.spec.expose_strategy.get().copied();
         if let Some(other) = wanted.filter(|&wanted| wanted != until.wanted()) {
             print(&format!("{name}  somebody else has written {other}, which is wanted now\n"))?;
-            return Ok(Seen::Other(other));
+            return Ok(Awaited::Other(other));
         }
         let done = is_done(until, cluster, record);
         if let Some(line) = line(cluster).filter(|line| done || !line.starts_with(SETTLED))
@@ -106,7 +106,7 @@ impl Reported {
             print(&format!("{name}  {line}\n"))?;
             self.line = Some(line);
         }
-        Ok(if done { Seen::Done } else { Seen::NotYet })
+        Ok(if done { Awaited::Done } else { Awaited::NotYet })
     }
 
     /// Says of `what` that a look showed nothing, once for each reason.

@@ -80,7 +80,7 @@ async fn follow(all: &[Arc<ServerTls>]) -> Infallible {
     loop {
         watch.due(sets.iter().any(|(set, _)| set.problem().is_some())).await;
         for (set, tls) in &mut sets {
-            set.look(|| tls.reload());
+            set.reload_if_changed(|| tls.reload());
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::sys::IcmpError;
 /// What came back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "camelCase")]
-pub enum Seen {
+pub enum Observation {
     /// The other side answered: it accepted the connection, or returned the datagram.
     Answered {
         /// After this time.
@@ -122,7 +122,7 @@ pub struct TlsSession {
     pub proxy: Option<Box<str>>,
 }
 
-impl Seen {
+impl Observation {
     /// Its word in JSON and in metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -190,7 +190,7 @@ fn meaning(icmp: IcmpError) -> Option<&'static str> {
 
 // === Display ===
 
-impl fmt::Display for Seen {
+impl fmt::Display for Observation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Answered { micros } => {
@@ -264,12 +264,12 @@ mod tests {
     #[test]
     fn an_icmp_message_is_told_apart_from_a_reset() {
         let refused = io::Error::from_raw_os_error(libc::ECONNREFUSED);
-        assert_eq!(Seen::of_error(&refused, None), Seen::Refused { by: None });
+        assert_eq!(Observation::of_error(&refused, None), Observation::Refused { by: None });
         let by = Some("192.0.2.1".parse().unwrap());
         let icmp = IcmpError { from: by, errno: libc::ECONNREFUSED, kind: 3, code: 3, info: 0 };
-        assert_eq!(Seen::of_error(&refused, Some(icmp)), Seen::Refused { by });
+        assert_eq!(Observation::of_error(&refused, Some(icmp)), Observation::Refused { by });
         let icmp = IcmpError { errno: libc::EHOSTUNREACH, code: 13, ..icmp };
-        let seen = Seen::of_error(&io::Error::from_raw_os_error(libc::EHOSTUNREACH), Some(icmp));
+        let seen = Observation::of_error(&io::Error::from_raw_os_error(libc::EHOSTUNREACH), Some(icmp));
         assert_eq!(
             seen.to_string(),
             "unreachable: administratively prohibited, by a firewall (ICMP from 192.0.2.1)"
@@ -279,15 +279,15 @@ mod tests {
     #[test]
     fn the_word_is_the_same_in_json() {
         for seen in [
-            Seen::Answered { micros: 1 },
-            Seen::TimedOut { millis: 3000 },
-            Seen::Tls(Box::default()),
-            Seen::WrongCertificate { why: "x".into(), session: Box::default() },
-            Seen::Free,
+            Observation::Answered { micros: 1 },
+            Observation::TimedOut { millis: 3000 },
+            Observation::Tls(Box::default()),
+            Observation::WrongCertificate { why: "x".into(), session: Box::default() },
+            Observation::Free,
         ] {
             let json = serde_json::to_value(&seen).unwrap();
             assert_eq!(json["kind"], seen.kind());
-            assert_eq!(serde_json::from_value::<Seen>(json).unwrap(), seen);
+            assert_eq!(serde_json::from_value::<Observation>(json).unwrap(), seen);
         }
     }
 }

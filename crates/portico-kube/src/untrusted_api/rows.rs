@@ -4,7 +4,7 @@
 use http::{Method, header};
 use serde_json::Value;
 
-use super::{Foreign, ForeignError, what};
+use super::{UntrustedApi, UntrustedApiError, what};
 
 /// Lines of a list as they are printed.
 const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
@@ -26,7 +26,7 @@ pub struct Rows<const N: usize> {
     pub more: bool,
 }
 
-impl Foreign {
+impl UntrustedApi {
     /// Reads the list at `url` in at most `answers` answers of `at_once` lines each.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Foreign {
         columns: [&str; N],
         at_once: usize,
         answers: usize,
-    ) -> Result<Rows<N>, ForeignError> {
+    ) -> Result<Rows<N>, UntrustedApiError> {
         let at_once = at_once.min(MOST_AT_ONCE);
         let mark = if url.contains('?') { '&' } else { '?' };
         let mut found = Rows { rows: Vec::new(), version: String::new(), more: true };
@@ -50,7 +50,7 @@ impl Foreign {
             found.rows.extend(lines.by_ref().take(at_once));
             bytes += found.rows[read..].iter().flatten().map(String::len).sum::<usize>();
             if bytes > MOST_BYTES {
-                return Err(ForeignError::TooLong(what(&Method::GET, &url)));
+                return Err(UntrustedApiError::TooLong(what(&Method::GET, &url)));
             }
             found.version = word(&table, "resourceVersion");
             let next = word(&table, "continue");

@@ -55,11 +55,11 @@ const MOST_VALUES: usize = 4_096;
 const QUOTED: usize = 300;
 
 /// The way into one cluster.
-pub struct Foreign(Client);
+pub struct UntrustedApi(Client);
 
 /// Why a request did not work. All of them are worth another attempt, with back-off.
 #[derive(Debug, Error)]
-pub enum ForeignError {
+pub enum UntrustedApiError {
     /// Neither connection nor answer: it is away, its certificate is not the right one, or it breaks off.
     #[error("{what}: {why}")]
     Unreachable {
@@ -92,7 +92,7 @@ pub enum ForeignError {
     Unreadable(String),
 }
 
-impl ForeignError {
+impl UntrustedApiError {
     /// What happened in one word, for conditions, Events and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -105,7 +105,7 @@ impl ForeignError {
     }
 }
 
-/// What [`Foreign::apply`] did.
+/// What [`UntrustedApi::apply`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Applied {
     /// Nothing: the object was as wanted.
@@ -116,7 +116,7 @@ pub enum Applied {
     Foreign(String),
 }
 
-impl Foreign {
+impl UntrustedApi {
     /// The way by the text of a kubeconfig with everything in it, through the proxy of `dialer`, if it has
     /// one. No request is made.
     pub async fn new(kubeconfig: &str, dialer: Dialer) -> Result<Self, ClientError> {
@@ -125,7 +125,7 @@ impl Foreign {
 
     /// Makes the object at `path` as `wanted`, which holds the wanted fields and no others. One that has all
     /// of them costs no write.
-    pub async fn apply(&self, path: &str, wanted: &Value) -> Result<Applied, ForeignError> {
+    pub async fn apply(&self, path: &str, wanted: &Value) -> Result<Applied, UntrustedApiError> {
         let current = self.get(path).await?;
         if let Some(current) = &current {
             let managers = managers(current);
@@ -147,7 +147,7 @@ impl Foreign {
     }
 
     /// Deletes the object at `path`, if Portico made it. Returns whether it did.
-    pub async fn remove(&self, path: &str) -> Result<bool, ForeignError> {
+    pub async fn remove(&self, path: &str) -> Result<bool, UntrustedApiError> {
         let Some(current) = self.get(path).await? else { return Ok(false) };
         let leaves = current["metadata"].get("deletionTimestamp").is_some();
         if leaves || !managers(&current).iter().any(is_ours) {
@@ -158,22 +158,22 @@ impl Foreign {
             "preconditions": {"uid": current["metadata"]["uid"]}});
         match self.send(Method::DELETE, path, "application/json", &options).await {
             Ok(_) => Ok(true),
-            Err(ForeignError::Refused { code: 404, .. }) => Ok(false),
+            Err(UntrustedApiError::Refused { code: 404, .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// The object at `path`; `None` if there is none.
-    pub async fn get(&self, path: &str) -> Result<Option<Value>, ForeignError> {
+    pub async fn get(&self, path: &str) -> Result<Option<Value>, UntrustedApiError> {
         match self.send(Method::GET, path, "application/json", &Value::Null).await {
             Ok(object) => Ok(Some(object)),
-            Err(ForeignError::Refused { code: 404, .. }) => Ok(None),
+            Err(UntrustedApiError::Refused { code: 404, .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// What the server says of itself, and what time it has, if it says so.
-    pub async fn version(&self) -> Result<(Value, Option<Timestamp>), ForeignError> {
+    pub async fn version(&self) -> Result<(Value, Option<Timestamp>), UntrustedApiError> {
         let accept = "application/json";
         let (version, headers) =
             self.exchange(Method::GET, "/version", header::ACCEPT, accept, &Value::Null).await?;
@@ -182,18 +182,22 @@ impl Foreign {
     }
 
     /// Asks the server whether it takes requests. A user without the right to ask is refused.
-    pub async fn ready(&self) -> Result<(), ForeignError> {
+    pub async fn ready(&self) -> Result<(), UntrustedApiError> {
         let path = "/readyz";
         let (head, said) = self.answer(Method::GET, path, header::ACCEPT, "text/plain", &Value::Null).await?;
         if head.status.is_success() {
             return Ok(());
         }
         let message = quoted(&String::from_utf8_lossy(&said));
-        Err(ForeignError::Refused { what: what(&Method::GET, path), code: head.status.as_u16(), message })
+        Err(UntrustedApiError::Refused {
+            what: what(&Method::GET, path),
+            code: head.status.as_u16(),
+            message,
+        })
     }
 
     /// Makes an object in the collection at `path`, or asks for what a subresource there does.
-    pub async fn create(&self, path: &str, object: &Value) -> Result<Value, ForeignError> {
+    pub async fn create(&self, path: &str, object: &Value) -> Result<Value, UntrustedApiError> {
         self.send(Method::POST, path, "application/json", object).await
     }
 
@@ -205,21 +209,21 @@ impl Foreign {
         mut request: Value,
         reason: &str,
         message: &str,
-    ) -> Result<(), ForeignError> {
+    ) -> Result<(), UntrustedApiError> {
         request["status"]["conditions"] =
             json!([{"type": "Approved", "status": "True", "reason": reason, "message": message}]);
         self.send(Method::PUT, &format!("{path}/approval"), "application/json", &request).await.map(drop)
     }
 
     /// Changes these fields of the object at `path` (RFC 7396).
-    pub async fn merge(&self, path: &str, patch: &Value) -> Result<Value, ForeignError> {
+    pub async fn merge(&self, path: &str, patch: &Value) -> Result<Value, UntrustedApiError> {
         let url = format!("{path}?fieldManager={FIELD_MANAGER}");
         self.send(Method::PATCH, &url, "application/merge-patch+json", patch).await
     }
 
     /// Waits until something changes in the list at `url`, which says since which version; or until `limit`
     /// has passed, or the server ends the watch. What has changed is not read.
-    pub async fn changed(&self, url: &str, limit: Duration) -> Result<(), ForeignError> {
+    pub async fn changed(&self, url: &str, limit: Duration) -> Result<(), UntrustedApiError> {
         let what = format!("watch {}", path_of(url));
         let failed = |error: &(dyn std::error::Error + 'static)| failed(&what, error);
         let limit = limit.min(LONGEST_WATCH);
@@ -228,11 +232,11 @@ impl Foreign {
         let request = request.body(Body::empty()).map_err(|error| failed(&error))?;
         let response = match timeout(REQUEST_TIMEOUT, self.0.send(request)).await {
             Ok(response) => response.map_err(|error| failed(&error))?,
-            Err(_) => return Err(ForeignError::NoAnswer(what)),
+            Err(_) => return Err(UntrustedApiError::NoAnswer(what)),
         };
         let code = response.status().as_u16();
         if !response.status().is_success() {
-            return Err(ForeignError::Refused { what, code, message: "no watch".to_owned() });
+            return Err(UntrustedApiError::Refused { what, code, message: "no watch".to_owned() });
         }
         match timeout(limit, response.into_body().frame()).await {
             Ok(Some(Err(error))) => Err(failed(&error)),
@@ -247,7 +251,7 @@ impl Foreign {
         url: &str,
         content_type: &str,
         body: &Value,
-    ) -> Result<Value, ForeignError> {
+    ) -> Result<Value, UntrustedApiError> {
         Ok(self.exchange(method, url, header::CONTENT_TYPE, content_type, body).await?.0)
     }
 
@@ -258,19 +262,19 @@ impl Foreign {
         header: HeaderName,
         media_type: &str,
         body: &Value,
-    ) -> Result<(Value, HeaderMap), ForeignError> {
+    ) -> Result<(Value, HeaderMap), UntrustedApiError> {
         let what = what(&method, url);
         let (head, bytes) = self.answer(method, url, header, media_type, body).await?;
         if may_hold_more_than(&bytes, MOST_VALUES) {
-            return Err(ForeignError::TooLong(what));
+            return Err(UntrustedApiError::TooLong(what));
         }
         let object: Option<Value> = serde_json::from_slice(&bytes).ok().filter(Value::is_object);
         if !head.status.is_success() {
             let said = object.as_ref().and_then(|status| status["message"].as_str());
             let message = quoted(said.unwrap_or("nothing that explains it"));
-            return Err(ForeignError::Refused { what, code: head.status.as_u16(), message });
+            return Err(UntrustedApiError::Refused { what, code: head.status.as_u16(), message });
         }
-        object.map(|object| (object, head.headers)).ok_or(ForeignError::Unreadable(what))
+        object.map(|object| (object, head.headers)).ok_or(UntrustedApiError::Unreadable(what))
     }
 
     async fn answer(
@@ -280,7 +284,7 @@ impl Foreign {
         header: HeaderName,
         media_type: &str,
         body: &Value,
-    ) -> Result<(Parts, Bytes), ForeignError> {
+    ) -> Result<(Parts, Bytes), UntrustedApiError> {
         let what = what(&method, url);
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let request = Request::builder().method(method).uri(url);
@@ -295,7 +299,7 @@ impl Foreign {
         };
         match timeout(REQUEST_TIMEOUT, exchange).await {
             Ok(answer) => answer,
-            Err(_) => Err(ForeignError::NoAnswer(what)),
+            Err(_) => Err(UntrustedApiError::NoAnswer(what)),
         }
     }
 }
@@ -310,12 +314,12 @@ fn path_of(url: &str) -> &str {
     url.split('?').next().unwrap_or_default()
 }
 
-fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> ForeignError {
+fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> UntrustedApiError {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     if causes.any(|cause| cause.is::<LengthLimitError>()) {
-        return ForeignError::TooLong(what.to_owned());
+        return UntrustedApiError::TooLong(what.to_owned());
     }
-    ForeignError::Unreachable { what: what.to_owned(), why: quoted(&describe(error)) }
+    UntrustedApiError::Unreachable { what: what.to_owned(), why: quoted(&describe(error)) }
 }
 
 /// What is wanted beside name and labels, which every object has.

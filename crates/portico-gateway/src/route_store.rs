@@ -23,7 +23,7 @@ pub type Routes = RouteTable<Arc<Upstream>>;
 
 /// The current [`Routes`], and the upstreams and clusters behind them.
 #[derive(Debug)]
-pub struct Live {
+pub struct RouteStore {
     routes: ArcSwap<Routes>,
     fair_share: Arc<FairShare>,
     /// Locked by updates and listings, never on the path of a connection.
@@ -59,7 +59,7 @@ pub(crate) struct Applied {
     pub(crate) front: Option<Option<Front>>,
 }
 
-impl Live {
+impl RouteStore {
     pub(crate) fn new(fair_share: FairShare) -> Self {
         Self { routes: ArcSwap::default(), fair_share: Arc::new(fair_share), targets: Mutex::default() }
     }
@@ -214,8 +214,8 @@ mod tests {
 
     use super::*;
 
-    fn live() -> Live {
-        Live::new(FairShare::unlimited())
+    fn store() -> RouteStore {
+        RouteStore::new(FairShare::unlimited())
     }
 
     fn backend(cluster: &str, endpoints: &[&str]) -> Arc<Backend> {
@@ -236,8 +236,8 @@ mod tests {
         RouteChange::Backend(Change::Apply(Arc::clone(backend)))
     }
 
-    fn apply(live: &Live, changes: Vec<RouteChange>) -> Applied {
-        live.apply(&Update { changes })
+    fn apply(store: &RouteStore, changes: Vec<RouteChange>) -> Applied {
+        store.apply(&Update { changes })
     }
 
     fn host(text: &str) -> HostName {
@@ -248,24 +248,24 @@ mod tests {
         [RouteKey::Host(host("a.example.com")), RouteKey::Port(31000)]
     }
 
-    fn expose(live: &Live) -> Arc<Backend> {
+    fn expose(store: &RouteStore) -> Arc<Backend> {
         let backend = backend("a", &["192.0.2.1:6443", "192.0.2.2:6443"]);
         let mut changes = vec![applied(&backend)];
         changes.extend(
             keys().map(|key| RouteChange::Route(Change::Apply(Route { key, to: backend.id.clone() }))),
         );
-        assert_eq!(apply(live, changes).opened_ports, [31000]);
+        assert_eq!(apply(store, changes).opened_ports, [31000]);
         backend
     }
 
     #[test]
     fn new_endpoints_reach_an_upstream_whose_identity_and_knowledge_stay() {
-        let live = live();
-        expose(&live);
-        let before = Arc::clone(live.routes().hosts.get(&host("a.example.com")).unwrap());
+        let store = store();
+        expose(&store);
+        let before = Arc::clone(store.routes().hosts.get(&host("a.example.com")).unwrap());
         let kept = Arc::clone(&before.endpoints()[1]);
-        let applied = apply(&live, vec![applied(&backend("a", &["192.0.2.2:6443"]))]);
-        let after = Arc::clone(live.routes().hosts.get(&host("a.example.com")).unwrap());
+        let applied = apply(&store, vec![applied(&backend("a", &["192.0.2.2:6443"]))]);
+        let after = Arc::clone(store.routes().hosts.get(&host("a.example.com")).unwrap());
         assert!(Arc::ptr_eq(&before, &after));
         assert!(Arc::ptr_eq(&kept, &after.endpoints()[0]));
         assert_eq!(applied.removed_endpoints[0].address, "192.0.2.1:6443".parse().unwrap());
@@ -273,48 +273,50 @@ mod tests {
 
     #[test]
     fn the_fair_share_of_a_cluster_is_that_of_its_policy() {
-        let live = live();
+        let store = store();
         for part in [Some(80), None, Some(20)] {
             let fair_share = part.map(|part: u8| part.try_into().unwrap());
             let open = ClusterPolicy::open(Tenant::of_text("a"));
             let policy = ClusterPolicy { budget: Budget { fair_share, ..Budget::default() }, ..open };
             let backend = Backend { policy: Arc::new(policy), ..(*backend("a", &[])).clone() };
-            apply(&live, vec![applied(&Arc::new(backend))]);
-            assert_eq!(live.clusters()[0].share_use().part.get(), part.unwrap_or(50));
+            apply(&store, vec![applied(&Arc::new(backend))]);
+            assert_eq!(store.clusters()[0].share_use().part.get(), part.unwrap_or(50));
         }
     }
 
     #[test]
     fn a_table_in_use_never_changes_and_new_endpoints_need_no_other() {
-        let live = live();
-        let empty = live.routes.load_full();
-        expose(&live);
+        let store = store();
+        let empty = store.routes.load_full();
+        expose(&store);
         assert!(empty.hosts.is_empty());
-        let in_use = live.routes.load_full();
-        apply(&live, vec![applied(&backend("a", &["192.0.2.3:6443"]))]);
-        assert!(Arc::ptr_eq(&in_use, &live.routes.load_full()));
+        let in_use = store.routes.load_full();
+        apply(&store, vec![applied(&backend("a", &["192.0.2.3:6443"]))]);
+        assert!(Arc::ptr_eq(&in_use, &store.routes.load_full()));
     }
 
     #[test]
     fn a_deleted_service_leaves_no_route_no_upstream_and_no_cluster() {
-        let live = live();
-        let backend = expose(&live);
+        let store = store();
+        let backend = expose(&store);
         let mut changes = Vec::from(keys().map(|key| RouteChange::Route(Change::Delete(key))));
         changes.push(RouteChange::Backend(Change::Delete(Arc::clone(&backend.id))));
-        let applied = apply(&live, changes);
+        let applied = apply(&store, changes);
         assert_eq!(applied.closed_ports, [31000]);
         assert_eq!(applied.removed_endpoints.len(), 2);
-        assert!(live.routes().hosts.is_empty() && live.upstreams().is_empty() && live.clusters().is_empty());
+        assert!(
+            store.routes().hosts.is_empty() && store.upstreams().is_empty() && store.clusters().is_empty()
+        );
     }
 
     #[test]
     fn a_service_that_changes_its_cluster_takes_its_routes_along() {
-        let live = live();
-        expose(&live);
-        apply(&live, vec![applied(&backend("b", &["192.0.2.1:6443"]))]);
-        let routes = live.routes();
+        let store = store();
+        expose(&store);
+        apply(&store, vec![applied(&backend("b", &["192.0.2.1:6443"]))]);
+        let routes = store.routes();
         assert_eq!(routes.hosts.get(&host("a.example.com")).unwrap().cluster.name.as_str(), "b");
         assert_eq!(routes.ports.get(&31000).unwrap().cluster.name.as_str(), "b");
-        assert_eq!(live.clusters().len(), 1);
+        assert_eq!(store.clusters().len(), 1);
     }
 }

@@ -14,11 +14,11 @@ fn kubeconfig(server: &str, ca: &Authority) -> String {
     Kubeconfig { cluster: "a".into(), server: server.into(), authority: ca.cert(), credential }.to_yaml()
 }
 
-async fn ask(server: &str, ca: &Authority) -> Result<Option<Value>, ForeignError> {
-    Foreign::new(&kubeconfig(server, ca), Dialer::direct()).await.unwrap().get(PATH).await
+async fn ask(server: &str, ca: &Authority) -> Result<Option<Value>, UntrustedApiError> {
+    UntrustedApi::new(&kubeconfig(server, ca), Dialer::direct()).await.unwrap().get(PATH).await
 }
 
-async fn error_of(api: &HostileApi) -> ForeignError {
+async fn error_of(api: &HostileApi) -> UntrustedApiError {
     ask(&api.url("127.0.0.1"), api.authority()).await.unwrap_err()
 }
 
@@ -27,7 +27,7 @@ async fn an_answer_without_end_is_given_up() {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{";
     let api = HostileApi::start(head, true).unwrap();
     let error = error_of(&api).await;
-    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+    assert!(matches!(error, UntrustedApiError::TooLong(_)), "{error}");
     assert!(api.sent() < ENDLESS / 10, "{} bytes were taken", api.sent());
 }
 
@@ -38,7 +38,7 @@ async fn an_answer_of_many_values_is_not_made_a_tree() {
         &*format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len()).leak()
     };
     let error = error_of(&HostileApi::start(answer(MOST_VALUES), false).unwrap()).await;
-    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+    assert!(matches!(error, UntrustedApiError::TooLong(_)), "{error}");
     let api = HostileApi::start(answer(MOST_VALUES / 2), false).unwrap();
     assert!(ask(&api.url("127.0.0.1"), api.authority()).await.unwrap().is_some());
 }
@@ -52,18 +52,18 @@ async fn a_list_of_long_lines_is_given_up() {
     let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{table}", table.len()).leak();
     let api = HostileApi::start(answer, false).unwrap();
     let kubeconfig = kubeconfig(&api.url("127.0.0.1"), api.authority());
-    let foreign = Foreign::new(&kubeconfig, Dialer::direct()).await.unwrap();
-    let found = foreign.rows(PATH, ["Name"], 1, 8).await.unwrap();
+    let api = UntrustedApi::new(&kubeconfig, Dialer::direct()).await.unwrap();
+    let found = api.rows(PATH, ["Name"], 1, 8).await.unwrap();
     assert!(found.rows.len() == 8 && found.more, "{} lines", found.rows.len());
-    let error = foreign.rows(PATH, ["Name"], 1, 100).await.unwrap_err();
-    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+    let error = api.rows(PATH, ["Name"], 1, 100).await.unwrap_err();
+    assert!(matches!(error, UntrustedApiError::TooLong(_)), "{error}");
 }
 
 #[tokio::test]
 async fn a_head_without_end_is_given_up() {
     let api = HostileApi::start("HTTP/1.1 200 OK\r\nx: ", true).unwrap();
     let error = error_of(&api).await;
-    assert!(matches!(error, ForeignError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, UntrustedApiError::Unreachable { .. }), "{error}");
     assert!(api.sent() < ENDLESS / 10, "{} bytes were taken", api.sent());
 }
 
@@ -87,7 +87,7 @@ async fn what_it_says_is_short_and_on_one_line() {
     assert_eq!(quoted(&"ä".repeat(1_000)).chars().count(), QUOTED + 1);
     let answer = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nhaha";
     let error = error_of(&HostileApi::start(answer, false).unwrap()).await;
-    assert!(matches!(error, ForeignError::Unreadable(_)), "{error}");
+    assert!(matches!(error, UntrustedApiError::Unreadable(_)), "{error}");
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn a_server_is_ready_if_it_says_so_in_whatever_words() {
     let ready = async |answer: &'static str| {
         let api = HostileApi::start(answer, false).unwrap();
         let kubeconfig = kubeconfig(&api.url("127.0.0.1"), api.authority());
-        Foreign::new(&kubeconfig, Dialer::direct()).await.unwrap().ready().await
+        UntrustedApi::new(&kubeconfig, Dialer::direct()).await.unwrap().ready().await
     };
     ready("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
     let no = "HTTP/1.1 500 No\r\ncontent-length: 12\r\n\r\n[+]a\n[-]etcd";
@@ -108,7 +108,10 @@ async fn a_server_that_says_nothing_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
     let error = ask(&url, &Authority::new("mute").unwrap()).await.unwrap_err();
-    assert!(matches!(error, ForeignError::Unreachable { .. } | ForeignError::NoAnswer(_)), "{error}");
+    assert!(
+        matches!(error, UntrustedApiError::Unreachable { .. } | UntrustedApiError::NoAnswer(_)),
+        "{error}"
+    );
 }
 
 #[test]
@@ -126,7 +129,8 @@ fn an_object_is_ours_if_portico_applied_it() {
 async fn a_server_that_is_no_host_and_port_is_refused_at_once_and_no_password_in_it_is_reported() {
     let authority = Authority::new("a").unwrap();
     for server in ["https://:443", "https://a:99999", "https://me:secret@a:443"] {
-        let refused = Foreign::new(&kubeconfig(server, &authority), Dialer::direct()).await.err().unwrap();
+        let refused =
+            UntrustedApi::new(&kubeconfig(server, &authority), Dialer::direct()).await.err().unwrap();
         let text = crate::error::describe(&refused);
         assert!(text.contains("the server in the kubeconfig") && !text.contains("secret"), "{text}");
     }
@@ -139,7 +143,7 @@ async fn a_proxy_of_the_dialer_is_used() {
     let dialer = Dialer::with_environment(proxy, ProxyFiles::default(), |_| None).unwrap();
     let api = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", false).unwrap();
     let kubeconfig = kubeconfig(&api.url("localhost"), api.authority());
-    let error = Foreign::new(&kubeconfig, dialer).await.unwrap().get(PATH).await.unwrap_err();
+    let error = UntrustedApi::new(&kubeconfig, dialer).await.unwrap().get(PATH).await.unwrap_err();
     assert!(error.to_string().contains(&format!("proxy http://{dead}")), "{error}");
 }
 
@@ -148,12 +152,12 @@ async fn a_watch_ends_with_the_first_news_or_with_its_time_and_a_list_without_en
     const LIST: &str = "/api/v1/nodes?limit=1";
     let way = async |api: &HostileApi| {
         let kubeconfig = kubeconfig(&api.url("127.0.0.1"), api.authority());
-        Foreign::new(&kubeconfig, Dialer::direct()).await.unwrap()
+        UntrustedApi::new(&kubeconfig, Dialer::direct()).await.unwrap()
     };
     let flood = HostileApi::start("HTTP/1.1 200 OK\r\n\r\n{", true).unwrap();
     way(&flood).await.changed(LIST, LONGEST_WATCH).await.unwrap();
     let error = way(&flood).await.rows(LIST, ["Name"], 1, 1).await.unwrap_err();
-    assert!(matches!(error, ForeignError::TooLong(_)), "{error}");
+    assert!(matches!(error, UntrustedApiError::TooLong(_)), "{error}");
     assert!(flood.sent() < ENDLESS / 10, "{} bytes were taken", flood.sent());
     let quiet = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", false).unwrap();
     way(&quiet).await.changed(LIST, Duration::from_millis(100)).await.unwrap();

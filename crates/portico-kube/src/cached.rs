@@ -1,8 +1,8 @@
 //! An object as a controller keeps it: what comparing needs, in a form that is small at rest.
 //!
-//! A controller holds thousands of objects to see whether each is as it wants it. A [`Seen`] keeps the object
-//! as one text, without what other managers say about their fields. The names of those that Portico manages
-//! are a third of an object, and the same for every cluster: each such text is kept once.
+//! A controller holds thousands of objects to see whether each is as it wants it. A [`Cached`] keeps the
+//! object as one text, without what other managers say about their fields. The names of those that Portico
+//! manages are a third of an object, and the same for every cluster: each such text is kept once.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ const METADATA: &str = "f:metadata";
 static SHARED: Mutex<Shared> = Mutex::new(Shared { texts: BTreeSet::new(), most: 0 });
 
 /// An object of kind `K` as it was last seen.
-pub struct Seen<K> {
+pub struct Cached<K> {
     /// Name, namespace, resourceVersion.
     meta: ObjectMeta,
     /// The object, without managed fields, nor annotations of others.
@@ -53,7 +53,7 @@ struct Shared {
     most: usize,
 }
 
-impl<K> Seen<K> {
+impl<K> Cached<K> {
     /// The object, without managed fields.
     pub fn value(&self) -> Value {
         // It was written from a value.
@@ -119,7 +119,7 @@ impl Shared {
     }
 }
 
-impl<'de, K> Deserialize<'de> for Seen<K> {
+impl<'de, K> Deserialize<'de> for Cached<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut value = Value::deserialize(deserializer)?;
         let mut other_writer = None;
@@ -169,7 +169,7 @@ fn drop_annotations_of_others(object: &mut Value) {
 }
 
 // Written out, because derive would require `K: Clone`.
-impl<K> Clone for Seen<K> {
+impl<K> Clone for Cached<K> {
     fn clone(&self) -> Self {
         Self {
             meta: self.meta.clone(),
@@ -181,14 +181,14 @@ impl<K> Clone for Seen<K> {
     }
 }
 
-impl<K> std::fmt::Debug for Seen<K> {
+impl<K> std::fmt::Debug for Cached<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name = self.meta.name.as_deref().unwrap_or_default();
         write!(f, "{}/{name}", self.meta.namespace.as_deref().unwrap_or_default())
     }
 }
 
-impl<K: k8s_openapi::Resource> Resource for Seen<K> {
+impl<K: k8s_openapi::Resource> Resource for Cached<K> {
     type DynamicType = ();
     type Scope = <DynamicObject as Resource>::Scope;
 
@@ -234,7 +234,7 @@ mod tests {
             "metadata": {"name": "a", "namespace": "n", "resourceVersion": "7", "labels": {"x": "y"},
                 "managedFields": [entry("portico"), entry("kubectl")]},
             "spec": {"type": "ClusterIP"}, "status": {"loadBalancer": {}}});
-        let seen: Seen<Service> = serde_json::from_value(object).unwrap();
+        let seen: Cached<Service> = serde_json::from_value(object).unwrap();
         assert!(seen.is_ours());
         assert_eq!(seen.other_writer(), Some("kubectl"));
         let value = seen.value();
@@ -245,21 +245,21 @@ mod tests {
             (&json!("ClusterIP"), &json!("y"))
         );
         assert_eq!(seen.meta().resource_version.as_deref(), Some("7"));
-        let foreign: Seen<Service> =
+        let foreign: Cached<Service> =
             serde_json::from_value(json!({"metadata": {"managedFields": [entry("helm")]}})).unwrap();
         assert!(!foreign.is_ours());
     }
 
     #[test]
     fn the_names_of_managed_fields_are_kept_once_for_all_clusters_and_no_longer_than_an_object_has_them() {
-        let made = |cluster: &str, object: &str| -> Seen<Service> {
+        let made = |cluster: &str, object: &str| -> Cached<Service> {
             let owner = json!({format!("k:{{\"uid\":\"{cluster}\"}}"): {}});
             let fields = json!({"f:metadata": {"f:ownerReferences": owner}, "f:spec": {object: {}}});
             let entry = json!({"manager": "portico", "operation": "Apply", "fieldsV1": fields});
             serde_json::from_value(json!({"metadata": {"managedFields": [entry]}})).unwrap()
         };
         let same = |one: &Arc<str>, other: &Arc<str>| Arc::ptr_eq(one, other);
-        let owned = |seen: &Seen<Service>| seen.owned.clone().unwrap();
+        let owned = |seen: &Cached<Service>| seen.owned.clone().unwrap();
         let (one, beside, other) = (made("once-1", "f:a"), made("once-1", "f:b"), made("once-2", "f:a"));
         assert!(same(&owned(&one).metadata, &owned(&beside).metadata));
         assert!(same(&owned(&one).rest, &owned(&other).rest));
@@ -280,7 +280,7 @@ mod tests {
         let object = json!({"metadata": {
             "annotations": {"applied": "1", "portico.k8c.io/tunnel-certificate": "provided", "theirs": "x"},
             "managedFields": [entry("portico", "applied"), entry("helm", "theirs")]}});
-        let seen: Seen<Service> = serde_json::from_value(object).unwrap();
+        let seen: Cached<Service> = serde_json::from_value(object).unwrap();
         let kept = json!({"applied": "1", "portico.k8c.io/tunnel-certificate": "provided"});
         assert_eq!(seen.value()["metadata"]["annotations"], kept);
     }

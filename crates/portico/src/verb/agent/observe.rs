@@ -10,7 +10,7 @@ use crate::outcome::{Outcome, print};
 
 /// What was seen of one thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct Observation {
     /// For a person, without an end of line.
     pub(super) line: String,
     /// Whether it is as it should be.
@@ -22,11 +22,11 @@ pub(super) struct Seen {
 /// order.
 pub(super) fn run(
     every: Option<Duration>,
-    look: impl AsyncFn() -> anyhow::Result<Vec<Seen>>,
+    observe: impl AsyncFn() -> anyhow::Result<Vec<Observation>>,
 ) -> anyhow::Result<Outcome> {
     daemon::run(async {
         let Some(pause) = every else {
-            let seen = look().await?;
+            let seen = observe().await?;
             tell(&seen, &[])?;
             return Ok(if seen.iter().all(|seen| seen.good) { Outcome::Done } else { Outcome::No });
         };
@@ -34,7 +34,7 @@ pub(super) fn run(
         let repeat = async {
             let mut before = Vec::new();
             loop {
-                let seen = look().await?;
+                let seen = observe().await?;
                 tell(&seen, &before)?;
                 before = seen;
                 sleep(pause).await;
@@ -48,7 +48,7 @@ pub(super) fn run(
 }
 
 /// Prints what is not as `before`.
-fn tell(seen: &[Seen], before: &[Seen]) -> anyhow::Result<()> {
+fn tell(seen: &[Observation], before: &[Observation]) -> anyhow::Result<()> {
     for (number, seen) in seen.iter().enumerate() {
         if before.get(number) != Some(seen) {
             print(&format!("{}\n", seen.line))?;

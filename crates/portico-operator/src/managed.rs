@@ -10,7 +10,7 @@ use kube::core::Status;
 use portico_api::meta::ObjectKey;
 use portico_expose::exposure::MANAGED_BY;
 use portico_kube::apply::{Applied, apply, make_once};
-use portico_kube::seen::Seen;
+use portico_kube::cached::Cached;
 use portico_kube::watch::progress;
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
@@ -41,7 +41,7 @@ pub(crate) enum Put {
 }
 
 /// An object of any kind that the controller keeps.
-pub(crate) trait Held: Send + Sync {
+pub(crate) trait Managed: Send + Sync {
     /// The kind of the object.
     fn kind(&self) -> &'static str;
     /// Namespace and name.
@@ -65,13 +65,13 @@ pub(crate) trait Held: Send + Sync {
 }
 
 /// The object of one kind and name.
-pub(crate) struct Slot<K: Resource + 'static> {
+pub(crate) struct ManagedObject<K: Resource + 'static> {
     cache: Arc<Cache<K>>,
     key: ObjectKey,
     backoff: Mutex<RepairBackoff>,
 }
 
-impl<K: Resource + Send + Sync + 'static> Slot<K> {
+impl<K: Resource + Send + Sync + 'static> ManagedObject<K> {
     /// Knows nothing yet. The stream follows the object, and yields at every change.
     pub(crate) fn new(
         client: &Client,
@@ -93,7 +93,7 @@ impl<K: Resource + Send + Sync + 'static> Slot<K> {
         Ok(found.map(|seen| seen.value()))
     }
 
-    fn seen(&self) -> Option<Arc<Seen<K>>> {
+    fn seen(&self) -> Option<Arc<Cached<K>>> {
         self.cache.get(&self.key.namespace, &self.key.name)
     }
 
@@ -137,8 +137,8 @@ pub(crate) async fn applied<K: Resource + Send + Sync + 'static>(
     client: &Client,
     key: &ObjectKey,
     wanted: &Value,
-    current: Option<&Seen<K>>,
-) -> Result<Applied<Seen<K>>, WriteError> {
+    current: Option<&Cached<K>>,
+) -> Result<Applied<Cached<K>>, WriteError> {
     let api = api::<K>(client, &key.namespace);
     let applied = timeout(REQUEST_TIMEOUT, apply(&api, wanted, current)).await;
     let applied = applied.map_err(|_| RequestError::NoAnswer(format!("applying {} {key}", K::KIND)))?;
@@ -150,7 +150,7 @@ pub(crate) async fn made_once<K: Resource + Send + Sync + 'static>(
     client: &Client,
     key: &ObjectKey,
     wanted: &Value,
-) -> Result<Seen<K>, WriteError> {
+) -> Result<Cached<K>, WriteError> {
     let api = api::<K>(client, &key.namespace);
     let made = timeout(REQUEST_TIMEOUT, make_once(&api, wanted)).await;
     let made = made.map_err(|_| RequestError::NoAnswer(format!("making {} {key}", K::KIND)))?;
@@ -175,7 +175,7 @@ pub(crate) async fn delete<K: Resource + Send + Sync + 'static>(
     Ok(())
 }
 
-impl<K: Resource + Send + Sync + 'static> Held for Slot<K> {
+impl<K: Resource + Send + Sync + 'static> Managed for ManagedObject<K> {
     fn kind(&self) -> &'static str {
         K::KIND
     }

@@ -12,7 +12,7 @@ use crate::resolve::{Decision, seed_of};
 
 /// A Cluster as it is wanted, and as it is in force.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct ClusterEntry {
     pub(super) wanted: Arc<Cluster>,
     pub(super) in_force: Option<InForce>,
     /// As it was handed out.
@@ -28,7 +28,7 @@ pub(super) struct InForce {
     pub(super) served: Box<[Served]>,
 }
 
-impl Slot {
+impl ClusterEntry {
     /// A Cluster that is not in force yet.
     pub(super) fn new(wanted: Arc<Cluster>) -> Self {
         Self { wanted, in_force: None, policy: None }

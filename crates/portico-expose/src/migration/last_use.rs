@@ -39,7 +39,7 @@ pub struct Counted {
 
 /// What is remembered of one door from look to look.
 #[derive(Debug, Clone)]
-pub struct Watch {
+pub struct LastUse {
     /// The record under which it is looked at.
     of: Now,
     /// What each gateway said at the look before, if there was one.
@@ -50,7 +50,7 @@ pub struct Watch {
     names: Option<(Timestamp, String)>,
 }
 
-impl Watch {
+impl LastUse {
     /// Nothing was looked at yet.
     pub fn new(of: Now, clock: Timestamp) -> Self {
         Self { of, last: None, looked: clock, used: clock, names: None }
@@ -63,7 +63,7 @@ impl Watch {
 
     /// Takes in what every gateway says, of which each has answered. Of clients, those are named that came
     /// `within` that time.
-    pub fn look(&mut self, answers: &BTreeMap<IpAddr, Counted>, within: Duration, clock: Timestamp) -> Use {
+    pub fn update(&mut self, answers: &BTreeMap<IpAddr, Counted>, within: Duration, clock: Timestamp) -> Use {
         let last = answers.iter().map(|(&gateway, it)| (gateway, (it.since.clone(), it.used)));
         let last = Some(last.collect());
         let open = answers.values().any(|it| it.open > 0);

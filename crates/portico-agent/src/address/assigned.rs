@@ -1,8 +1,9 @@
 //! An address that this node holds, from taking it to releasing it.
 //!
-//! [`Held::take`] makes it. From then on a task of its own puts back what is removed, as soon as the kernel
-//! reports the removal, with a back-off ([`RepairBackoff`]) between repairs. [`Held::release`] and
-//! [`Held::leave`] end it. A repair that has begun is finished before that, so that nothing stays half made.
+//! [`AssignedAddress::take`] makes it. From then on a task of its own puts back what is removed, as soon as
+//! the kernel reports the removal, with a back-off ([`RepairBackoff`]) between repairs.
+//! [`AssignedAddress::release`] and [`AssignedAddress::leave`] end it. A repair that has begun is finished
+//! before that, so that nothing stays half made.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,13 +14,13 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::backoff::RepairBackoff;
+use super::check::check;
 use super::error::AddressError;
 use super::host::{ALIAS, Change, Changes, Host};
 use super::interface::{self, Placement};
-use super::look::check;
 use super::settings::Settings;
 
-/// A view of a [`Held`] address for other tasks.
+/// A view of an [`AssignedAddress`] for other tasks.
 #[derive(Debug, Clone)]
 pub struct Status(Arc<Shared>);
 
@@ -88,7 +89,7 @@ impl Status {
 
 /// An address that this node holds. Dropping it leaves everything in place, as a crash does.
 #[derive(Debug)]
-pub struct Held {
+pub struct AssignedAddress {
     settings: Settings,
     status: Status,
     /// Dropped or used, it ends the supervisor.
@@ -96,10 +97,10 @@ pub struct Held {
     supervisor: JoinHandle<()>,
 }
 
-impl Held {
+impl AssignedAddress {
     /// Checks as [`check`] does, then makes interface and address. What an agent left that crashed, or what a
     /// running one has made, is adopted. Runs on a tokio runtime, and must not be dropped before it returns.
-    pub async fn take(settings: Settings) -> Result<Held, AddressError> {
+    pub async fn take(settings: Settings) -> Result<AssignedAddress, AddressError> {
         let report = check(&settings).await?;
         if !report.collisions.is_empty() {
             return Err(AddressError::Collisions(report.collisions));

@@ -1,7 +1,7 @@
 //! Whether the address could be held here: what of this host's interfaces, networks and routes stands against
 //! it.
 //!
-//! [`View`] is one look at the host; what it means is decided without the kernel.
+//! [`HostSnapshot`] is one look at the host; what it means is decided without the kernel.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,14 +20,14 @@ const DEFAULT_ROUTE: u8 = 1;
 /// Looks whether the address could be held here. Changes nothing, and needs no rights.
 pub async fn check(settings: &Settings) -> Result<Report, AddressError> {
     settings.validate()?;
-    let view = View::read(settings).await;
+    let view = HostSnapshot::read(settings).await;
     let looking = |source| AddressError::of("look at the network of this host", source);
     Ok(view.map_err(looking)?.report(settings))
 }
 
 /// What of the host's network has to do with an address.
 #[derive(Debug, Default)]
-struct View {
+struct HostSnapshot {
     /// All interfaces.
     links: Vec<Link>,
     /// All addresses of the address's family.
@@ -38,7 +38,7 @@ struct View {
     tables: BTreeMap<u32, usize>,
 }
 
-impl View {
+impl HostSnapshot {
     async fn read(settings: &Settings) -> io::Result<Self> {
         let wanted = settings.address;
         let host = Host::open()?;
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    fn sentences(view: &View) -> Vec<String> {
+    fn sentences(view: &HostSnapshot) -> Vec<String> {
         view.collisions(&Settings::default()).iter().map(ToString::to_string).collect()
     }
 
@@ -161,21 +161,21 @@ mod tests {
             origin: RouteProtocol::Kernel,
             ..route(7, "100.64.30.10/32")
         };
-        let view = View {
+        let view = HostSnapshot {
             links: vec![ours(7, "portico")],
             addresses: vec![address(7, "100.64.30.10/32")],
             routes: vec![local],
-            ..View::default()
+            ..HostSnapshot::default()
         };
         assert_eq!(sentences(&view), [""; 0]);
     }
 
     #[test]
     fn an_address_of_lo_is_a_collision() {
-        let view = View {
+        let view = HostSnapshot {
             links: vec![link(1, "lo")],
             addresses: vec![address(1, "100.64.30.10/32")],
-            ..View::default()
+            ..HostSnapshot::default()
         };
         let sentences = sentences(&view);
         assert!(sentences[0].contains("on interface lo of this host"), "{sentences:?}");
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn an_agent_under_another_name_is_reported_as_such() {
-        let view = View {
+        let view = HostSnapshot {
             links: vec![ours(7, "portico-b")],
             addresses: vec![address(7, "100.64.30.10/32")],
-            ..View::default()
+            ..HostSnapshot::default()
         };
         let sentences = sentences(&view);
         assert!(sentences[0].contains("another Portico agent"), "{sentences:?}");
@@ -196,11 +196,11 @@ mod tests {
     #[test]
     fn a_network_is_reported_once_and_not_again_as_the_route_that_comes_with_it() {
         let with_it = Route { origin: RouteProtocol::Kernel, ..route(2, "100.64.0.0/16") };
-        let view = View {
+        let view = HostSnapshot {
             links: vec![link(2, "eth0")],
             addresses: vec![address(2, "100.64.7.1/16")],
             routes: vec![with_it, route(2, "100.64.30.0/24")],
-            ..View::default()
+            ..HostSnapshot::default()
         };
         let sentences = sentences(&view);
         assert_eq!(sentences.len(), 2, "{sentences:?}");
@@ -210,11 +210,11 @@ mod tests {
 
     #[test]
     fn a_report_says_what_was_looked_at() {
-        let view = View {
+        let view = HostSnapshot {
             links: vec![link(1, "lo"), link(2, "eth0")],
             addresses: vec![address(2, "192.0.2.7/24")],
             tables: [(254, 2), (255, 4), (52, 1)].into(),
-            ..View::default()
+            ..HostSnapshot::default()
         };
         let report = view.report(&Settings::default());
         assert_eq!(report.interfaces, ["lo".into(), "eth0".into()]);

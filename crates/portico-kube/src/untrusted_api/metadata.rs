@@ -4,26 +4,26 @@ use http::{Method, header};
 use serde_json::Value;
 
 use super::rows::word;
-use super::{Foreign, ForeignError};
+use super::{UntrustedApi, UntrustedApiError};
 
 const AS_METADATA: &str = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
 
 /// Objects of one answer: the managed fields take some KiB of each. If that is too much, one by one.
 const AT_ONCE: usize = 8;
 
-impl Foreign {
+impl UntrustedApi {
     /// Reads the metadata of the objects in the list at `url`, in at most `answers` answers.
     ///
     /// # Errors
     /// There are more than that, too.
-    pub async fn metadata(&self, url: &str, answers: usize) -> Result<Vec<Value>, ForeignError> {
+    pub async fn metadata(&self, url: &str, answers: usize) -> Result<Vec<Value>, UntrustedApiError> {
         let mark = if url.contains('?') { '&' } else { '?' };
         let (mut found, mut rest, mut at_once) = (Vec::new(), String::new(), AT_ONCE);
         for _ in 0..answers {
             let url = format!("{url}{mark}limit={at_once}{rest}");
             let list = self.exchange(Method::GET, &url, header::ACCEPT, AS_METADATA, &Value::Null).await;
             let mut list = match list {
-                Err(ForeignError::TooLong(_)) if at_once > 1 => {
+                Err(UntrustedApiError::TooLong(_)) if at_once > 1 => {
                     at_once = 1;
                     continue;
                 }
@@ -37,6 +37,6 @@ impl Foreign {
             }
             rest = format!("&continue={next}");
         }
-        Err(ForeignError::TooLong(super::what(&Method::GET, url)))
+        Err(UntrustedApiError::TooLong(super::what(&Method::GET, url)))
     }
 }

@@ -32,9 +32,9 @@ fn counted(since: &str, used: u64, open: u64, clients: &[(u8, u64)]) -> Counted 
     Counted { since: since.into(), used, open, clients: clients.collect() }
 }
 
-fn look(watch: &mut Watch, gateways: &[(u8, Counted)], clock: i64) -> Use {
+fn look(last_use: &mut LastUse, gateways: &[(u8, Counted)], clock: i64) -> Use {
     let answers = gateways.iter().map(|(number, counted)| (gateway(*number), counted.clone())).collect();
-    watch.look(&answers, TEN, time(clock))
+    last_use.update(&answers, TEN, time(clock))
 }
 
 fn unused(since: i64, by: Option<&str>) -> Use {
@@ -43,21 +43,21 @@ fn unused(since: i64, by: Option<&str>) -> Use {
 
 #[test]
 fn a_door_is_out_of_use_from_the_look_that_saw_the_last_of_it() {
-    let mut watch = Watch::new(quieting(), time(0));
+    let mut last_use = LastUse::new(quieting(), time(0));
     let idle = || (1, counted("t", 7, 0, &[]));
-    assert_eq!(look(&mut watch, &[idle()], 10), unused(10, None), "nobody has looked before");
-    assert_eq!(look(&mut watch, &[idle()], 20), unused(10, None));
+    assert_eq!(look(&mut last_use, &[idle()], 10), unused(10, None), "nobody has looked before");
+    assert_eq!(look(&mut last_use, &[idle()], 20), unused(10, None));
     let in_use = (1, counted("t", 7, 1, &[(7, 0)]));
-    assert_eq!(look(&mut watch, &[in_use], 30), Use::Used("used by 192.0.2.7".to_owned()));
+    assert_eq!(look(&mut last_use, &[in_use], 30), Use::Used("used by 192.0.2.7".to_owned()));
     // It was used between two looks.
     let used = || (1, counted("t", 8, 0, &[(7, 3)]));
-    assert_eq!(look(&mut watch, &[used()], 40), unused(40, Some("used by 192.0.2.7")));
-    assert_eq!(look(&mut watch, &[used()], 50), unused(40, Some("used by 192.0.2.7")));
+    assert_eq!(look(&mut last_use, &[used()], 40), unused(40, Some("used by 192.0.2.7")));
+    assert_eq!(look(&mut last_use, &[used()], 50), unused(40, Some("used by 192.0.2.7")));
 }
 
 #[test]
 fn a_gateway_that_is_new_gone_or_counts_anew_may_have_hidden_a_use() {
-    let mut watch = Watch::new(quieting(), time(0));
+    let mut last_use = LastUse::new(quieting(), time(0));
     let (one, other) = (|| (1, counted("t", 7, 0, &[])), || (2, counted("u", 0, 0, &[])));
     for (gateways, clock, since) in [
         (vec![one()], 10, 10),
@@ -72,22 +72,22 @@ fn a_gateway_that_is_new_gone_or_counts_anew_may_have_hidden_a_use() {
         // A clock that was put back.
         (vec![(2, counted("v", 0, 0, &[]))], 0, 0),
     ] {
-        assert_eq!(look(&mut watch, &gateways, clock), unused(since, None), "{clock}");
+        assert_eq!(look(&mut last_use, &gateways, clock), unused(since, None), "{clock}");
     }
 }
 
 #[test]
 fn a_few_of_those_who_still_come_are_named_and_not_others_at_every_look() {
-    let mut watch = Watch::new(quieting(), time(0));
+    let mut last_use = LastUse::new(quieting(), time(0));
     let many: Vec<(u8, u64)> = (1..=9).map(|number| (number, u64::from(number))).collect();
     // Seen by two gateways: the latest counts. A client of long ago no longer comes.
     let first = vec![(1, counted("t", 9, 1, &many)), (2, counted("u", 1, 0, &[(9, 0), (20, 600)]))];
     let named = "used by 192.0.2.1, 192.0.2.2, 192.0.2.3, 192.0.2.4, 192.0.2.9 and others";
-    assert_eq!(look(&mut watch, &first, 10), Use::Used(named.to_owned()));
+    assert_eq!(look(&mut last_use, &first, 10), Use::Used(named.to_owned()));
     let others = [(1, counted("t", 9, 1, &[(30, 0)]))];
-    assert_eq!(look(&mut watch, &others, 60), Use::Used(named.to_owned()));
-    assert_eq!(look(&mut watch, &others, 70), Use::Used("used by 192.0.2.30".to_owned()));
-    assert_eq!(look(&mut watch, &[(1, counted("t", 9, 1, &[]))], 130), Use::Used("in use".to_owned()));
+    assert_eq!(look(&mut last_use, &others, 60), Use::Used(named.to_owned()));
+    assert_eq!(look(&mut last_use, &others, 70), Use::Used("used by 192.0.2.30".to_owned()));
+    assert_eq!(look(&mut last_use, &[(1, counted("t", 9, 1, &[]))], 130), Use::Used("in use".to_owned()));
 }
 
 // === Whatever happens ===
@@ -136,7 +136,7 @@ proptest! {
         let (mut gateways, mut processes) = (vec![Gateway::default(); 3], 3);
         gateways[0].present = true;
         let (mut clock, mut last_use) = (0, 0);
-        let mut watch = Watch::new(quieting(), time(0));
+        let mut seen = LastUse::new(quieting(), time(0));
         for (event, pause) in events {
             clock += pause;
             if gateways.iter().any(|gateway| gateway.open) {
@@ -161,10 +161,10 @@ proptest! {
                     let present = !gateways[index].present;
                     gateways[index] = Gateway { present, process: processes, ..Gateway::default() };
                 }
-                Event::TakeOver => watch = Watch::new(quieting(), time(clock)),
+                Event::TakeOver => seen = LastUse::new(quieting(), time(clock)),
                 Event::Look => {}
             }
-            if looks && closes(&mut watch, &gateways, &settings, clock) {
+            if looks && closes(&mut seen, &gateways, &settings, clock) {
                 prop_assert!(clock - last_use >= i64::try_from(quiet).unwrap());
                 prop_assert!(gateways.iter().all(|gateway| !gateway.open));
             }
@@ -172,13 +172,13 @@ proptest! {
         // Left alone it closes.
         gateways.iter_mut().for_each(|gateway| gateway.open = false);
         let mut looks = (1..20).map(|look| clock + 10 * look);
-        prop_assert!(looks.any(|clock| closes(&mut watch, &gateways, &settings, clock)), "it never closes");
+        prop_assert!(looks.any(|clock| closes(&mut seen, &gateways, &settings, clock)), "it never closes");
     }
 }
 
 /// Whether the door closes after a look at each gateway that is there.
 fn closes(
-    watch: &mut Watch,
+    last_use: &mut LastUse,
     gateways: &[Gateway],
     settings: &Result<MigrationSettings, BadMigrationSettings>,
     clock: i64,
@@ -189,7 +189,7 @@ fn closes(
         (number, counted(&gateway.process.to_string(), used, open, &[]))
     };
     let answers: Vec<_> = present.map(counted).collect();
-    let second_door = Some(look(watch, &answers, clock));
+    let second_door = Some(look(last_use, &answers, clock));
     let facts = Facts { second_door, ..Facts::unknown(quieting()) };
     step(quieting(), Tunneling, settings, &facts, time(clock)).now != quieting()
 }
