@@ -116,7 +116,8 @@ impl Arrival {
                     bytes.drain(..len);
                     return Ok(());
                 }
-                // Not a header that is wrong: the client it is for would be taken for the hop.
+                // Only bytes that do not begin a PROXY header pass. A broken header is refused, since
+                // otherwise the hop would count as the client.
                 Parse::Malformed(_) if mode == ProxyMode::Optional && proxy::sniff(bytes) == Sniff::Other => {
                     return Ok(());
                 }

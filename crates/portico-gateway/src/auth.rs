@@ -159,9 +159,9 @@ impl Findings {
         let _ = write!(self.why, "{separator}{why}");
     }
 
-    /// Notes why an API server has not accepted the token. Whether there is one, what it says, whether it can
-    /// be asked and whether the client may come from where it does: the client is told the same, or clusters
-    /// could be found by guessing.
+    /// Notes why no API server has accepted the token. The client gets one sentence for every cause: no
+    /// cluster, no API server, refused, unreachable, not on the allow list. Different sentences would let it
+    /// find clusters by guessing.
     fn hide(&mut self, why: impl Into<String>) {
         self.note(NOT_PROVEN);
         self.detail = why.into();
@@ -259,8 +259,8 @@ impl Identities {
                 return Err(denied);
             };
             let credential = held.accept(&self.registry, cluster, evidence);
-            // What was announced before the credential was listed, `supervise` may have missed. To verify a
-            // certificate again takes a tenth of a millisecond, so that is done only then.
+            // `supervise` may have run before this credential was registered. If anything was announced
+            // meanwhile, it is verified again here. Otherwise not: verifying a certificate costs 0.1 ms.
             if self.changes.generation() == generation
                 || (!credential.is_revoked() && credential.why_invalid(self.tokens.as_deref()).is_none())
             {

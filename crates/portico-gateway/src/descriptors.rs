@@ -66,8 +66,8 @@ impl Descriptors {
         Promise(Arc::clone(self))
     }
 
-    /// Whether they run short, seen from one just made: the kernel gives the lowest free number, so all below
-    /// it are in use.
+    /// Whether they run short. `newest` must be just opened. The kernel gives the lowest free number, so all
+    /// below it are in use. Promises are added.
     pub(crate) fn run_short(&self, newest: BorrowedFd<'_>) -> bool {
         let number = u32::try_from(newest.as_raw_fd()).unwrap_or(u32::MAX);
         number.saturating_add(self.promised.load(SeqCst)) >= self.most.load(Relaxed)

@@ -1,9 +1,9 @@
 //! What came by each kind of listener for one cluster, and from which clients last: by that it is known
 //! whether a way in may close.
 //!
-//! A connection is a use when it ends, so that a way in is unused only from when its last connection was
-//! open. Counters are atomics. The list of clients is locked for a moment, by connections of the same cluster
-//! and kind alone, and is never waited for: one that is missed is in the counters all the same.
+//! A connection counts as used when it ends. So `last` is the end of the last connection, not its start.
+//! Counters are atomics. The list of clients is locked for a moment, by connections of the same cluster and
+//! kind alone, and is never waited for: one that is missed is in the counters all the same.
 
 use std::net::IpAddr;
 use std::sync::atomic::{

@@ -1,9 +1,8 @@
 //! What the connections of all clusters may take together, and how much of it one cluster.
 //!
-//! One rule: a cluster may take a part of what all others leave, one half unless it is set otherwise. Then it
-//! may take as much as is left: one that takes all it can gets half and leaves half; two get a third each and
-//! leave a third. However many take all they can, a cluster that has little gets what it asks for, and one
-//! that has nothing its first connection. The rule holds for descriptors and for memory, each by itself.
+//! A cluster may hold a part (default half) of what the others do not hold. One that takes all it can gets
+//! 1/2; two come to 1/3 each. A cluster that holds nothing gets its first connection while anything is left.
+//! Memory and descriptors are judged separately.
 //!
 //! Of the bytes that tunnels hold for receivers, one cluster may hold the same part of all.
 

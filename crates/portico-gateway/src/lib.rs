@@ -35,7 +35,6 @@ mod worker;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -259,7 +258,14 @@ impl Gateway {
     fn end_removed(&self, removed: Vec<Arc<Endpoint>>, limit: Duration) {
         let workers = self.workers.clone();
         let Some((_, handle)) = self.listeners().first_worker() else { return };
-        let removed: Vec<_> = removed.into_iter().map(|endpoint| (endpoint.moves(), endpoint)).collect();
+        let removed: Vec<_> = removed
+            .into_iter()
+            .filter(|endpoint| endpoint.connections() > 0)
+            .map(|endpoint| (endpoint.moves(), endpoint))
+            .collect();
+        if removed.is_empty() {
+            return;
+        }
         handle.spawn(async move {
             tokio::time::sleep(limit).await;
             // One that came back meanwhile keeps its connections; if it left again, their time began anew.
@@ -311,16 +317,14 @@ impl Gateway {
         failed
     }
 
-    /// Offers the listening sockets at `path` to a successor; done once one accepts on them. Then it is time
-    /// to [`drain`](Self::drain).
-    pub async fn hand_over(&self, path: &Path) -> Result<(), TakeOverError> {
-        let offer = Offer::new(path)?;
+    /// Hands the listening sockets to a successor that comes to `offer`; done once one accepts on them. Then
+    /// it is time to [`drain`](Self::drain).
+    pub async fn hand_over(&self, offer: &Offer) {
         let sockets = || {
             let sockets = self.listeners().sockets()?;
             Ok(sockets.into_iter().map(|(listener, socket)| (listener.to_string(), socket)).collect())
         };
         offer.serve(Some(SUCCESSOR_TIMEOUT), sockets).await;
-        Ok(())
     }
 
     /// Stops accepting and lets connections finish for `limit`, then ends the rest. Returns how many that

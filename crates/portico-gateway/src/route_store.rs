@@ -5,7 +5,7 @@
 //! leads elsewhere.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
 use portico_api::change::Change;
@@ -26,15 +26,19 @@ pub type Routes = RouteTable<Arc<Upstream>>;
 pub struct RouteStore {
     routes: ArcSwap<Routes>,
     fair_share: Arc<FairShare>,
-    /// Locked by updates and listings, never on the path of a connection.
-    targets: Mutex<Targets>,
+    /// What keys lead to. The same values stay while tables are replaced: they count connections. Locked by
+    /// updates and listings, never on the path of a connection.
+    upstreams: Mutex<Upstreams>,
+    /// Locked for one look-up or change: a tunnel connection with a certificate looks its cluster up.
+    clusters: Mutex<Clusters>,
 }
 
-/// What keys lead to. The same values stay while tables are replaced: they count connections.
+type Upstreams = HashMap<Arc<BackendId>, Arc<Upstream>>;
+
+/// The clusters of the upstreams, by name.
 #[derive(Debug, Default)]
-struct Targets {
-    upstreams: HashMap<Arc<BackendId>, Arc<Upstream>>,
-    clusters: HashMap<Tenant, Member>,
+struct Clusters {
+    members: HashMap<Tenant, Member>,
     /// Clusters without an upstream that have connections open. A Service that is made anew finds them
     /// counted.
     unrouted: HashMap<Tenant, Weak<Cluster>>,
@@ -61,7 +65,12 @@ pub(crate) struct Applied {
 
 impl RouteStore {
     pub(crate) fn new(fair_share: FairShare) -> Self {
-        Self { routes: ArcSwap::default(), fair_share: Arc::new(fair_share), targets: Mutex::default() }
+        Self {
+            routes: ArcSwap::default(),
+            fair_share: Arc::new(fair_share),
+            upstreams: Mutex::default(),
+            clusters: Mutex::default(),
+        }
     }
 
     pub(crate) fn fair_share(&self) -> &FairShare {
@@ -75,37 +84,37 @@ impl RouteStore {
 
     /// Every cluster that has a route, or had one and has connections still open.
     pub fn clusters(&self) -> Vec<Arc<Cluster>> {
-        let targets = self.lock();
-        let unrouted = targets.unrouted.values().filter_map(Weak::upgrade);
-        targets.clusters.values().map(|member| Arc::clone(&member.cluster)).chain(unrouted).collect()
+        let clusters = lock(&self.clusters);
+        let unrouted = clusters.unrouted.values().filter_map(Weak::upgrade);
+        clusters.members.values().map(|member| Arc::clone(&member.cluster)).chain(unrouted).collect()
     }
 
     /// The cluster of this name, if it has a route.
     pub(crate) fn cluster(&self, name: &Tenant) -> Option<Arc<Cluster>> {
-        self.lock().clusters.get(name).map(|member| Arc::clone(&member.cluster))
+        lock(&self.clusters).members.get(name).map(|member| Arc::clone(&member.cluster))
     }
 
     /// Every upstream that a route leads to.
     pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
-        self.lock().upstreams.values().cloned().collect()
+        lock(&self.upstreams).values().cloned().collect()
     }
 
     /// Applies what changed.
     pub(crate) fn apply(&self, update: &Update) -> Applied {
-        let mut targets = self.lock();
+        let mut upstreams = lock(&self.upstreams);
         let mut routes = self.routes.load_full();
         let mut applied = Applied::default();
         for change in &update.changes {
             match change {
                 RouteChange::Backend(Change::Apply(backend)) => {
-                    let removed = targets.put(backend, &mut routes, &self.fair_share);
+                    let removed = self.put(&mut upstreams, backend, &mut routes);
                     applied.removed_endpoints.extend(removed);
                 }
                 RouteChange::Backend(Change::Delete(id)) => {
-                    applied.removed_endpoints.extend(targets.remove(id));
+                    applied.removed_endpoints.extend(self.remove(&mut upstreams, id));
                 }
                 RouteChange::Route(Change::Apply(route)) => {
-                    let Some(upstream) = targets.upstreams.get(&route.to) else {
+                    let Some(upstream) = upstreams.get(&route.to) else {
                         let (key, backend) = (&route.key, &route.to);
                         tracing::error!(%key, %backend, "a route leads to an unknown backend; skipped");
                         continue;
@@ -132,33 +141,26 @@ impl RouteStore {
                 }
             }
         }
-        targets.unrouted.retain(|_, cluster| cluster.strong_count() > 0);
+        lock(&self.clusters).unrouted.retain(|_, cluster| cluster.strong_count() > 0);
         self.routes.store(routes);
         applied
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Targets> {
-        // Every change to the maps is complete when a panic can occur.
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Targets {
     /// Adds or updates an upstream. Returns the endpoints it no longer has.
     fn put(
-        &mut self,
+        &self,
+        upstreams: &mut Upstreams,
         backend: &Arc<Backend>,
         routes: &mut Arc<Routes>,
-        fair_share: &Arc<FairShare>,
     ) -> Vec<Arc<Endpoint>> {
-        let old = self.upstreams.get(&backend.id).cloned();
+        let old = upstreams.get(&backend.id).cloned();
         if let Some(upstream) = &old
             && upstream.cluster.name == backend.policy.tenant
         {
             upstream.cluster.set_fair_share(backend.policy.budget.fair_share);
             return upstream.update(Arc::clone(backend));
         }
-        let cluster = self.join(&backend.policy.tenant, fair_share);
+        let cluster = lock(&self.clusters).join(&backend.policy.tenant, &self.fair_share);
         cluster.set_fair_share(backend.policy.budget.fair_share);
         let new = Arc::new(Upstream::new(Arc::clone(backend), cluster));
         // The Service belongs to another cluster now: rare enough to look at every route.
@@ -167,22 +169,29 @@ impl Targets {
             for target in targets.filter(|target| Arc::ptr_eq(target, &old)) {
                 *target = Arc::clone(&new);
             }
-            self.remove(&backend.id)
+            self.remove(upstreams, &backend.id)
         });
-        self.upstreams.insert(Arc::clone(&backend.id), new);
+        upstreams.insert(Arc::clone(&backend.id), new);
         removed.unwrap_or_default()
     }
 
     /// Removes an upstream. Returns the endpoints it had.
-    fn remove(&mut self, id: &BackendId) -> Vec<Arc<Endpoint>> {
-        let Some(upstream) = self.upstreams.remove(id) else { return Vec::new() };
-        self.leave(&upstream.cluster.name);
+    fn remove(&self, upstreams: &mut Upstreams, id: &BackendId) -> Vec<Arc<Endpoint>> {
+        let Some(upstream) = upstreams.remove(id) else { return Vec::new() };
+        lock(&self.clusters).leave(&upstream.cluster.name);
         upstream.endpoints()
     }
+}
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change to the maps is complete when a panic can occur.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Clusters {
     fn join(&mut self, name: &Tenant, fair_share: &Arc<FairShare>) -> Arc<Cluster> {
         let unrouted = &mut self.unrouted;
-        let member = self.clusters.entry(name.clone()).or_insert_with(|| {
+        let member = self.members.entry(name.clone()).or_insert_with(|| {
             let known = unrouted.remove(name).and_then(|cluster| cluster.upgrade());
             let new = || Arc::new(Cluster::new(name.clone(), Arc::clone(fair_share)));
             Member { cluster: known.unwrap_or_else(new), upstreams: 0 }
@@ -192,10 +201,10 @@ impl Targets {
     }
 
     fn leave(&mut self, name: &Tenant) {
-        let Some(member) = self.clusters.get_mut(name) else { return };
+        let Some(member) = self.members.get_mut(name) else { return };
         member.upstreams -= 1;
         if member.upstreams == 0
-            && let Some((name, Member { cluster, .. })) = self.clusters.remove_entry(name)
+            && let Some((name, Member { cluster, .. })) = self.members.remove_entry(name)
             && cluster.is_in_use()
         {
             self.unrouted.insert(name, Arc::downgrade(&cluster));

@@ -23,7 +23,8 @@ pub(crate) struct Session {
     end: End,
     /// Whether the record has the waker of the task that carries the bytes.
     has_waker: bool,
-    /// For streams, which may outlive their connection by the moment it takes to deliver what is left.
+    /// Set for CONNECT only. The task of a stream can end after that of its connection, while it delivers the
+    /// last bytes. The drain waits for it.
     alive: Option<Alive>,
 }
 

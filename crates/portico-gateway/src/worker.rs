@@ -16,9 +16,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::record::{Listener, Record};
 use crate::shared::Shared;
 
-/// Between two looks at which connections have outlived their first second. Also the longest time in which a
-/// timer can be due before all others: tokio wakes its own event loop, by a system call, for each timer that
-/// is, and connections set one for nearly every step.
+/// Period of the search for connections older than a second. It also saves system calls: a timer earlier than
+/// all others wakes tokio's event loop. While this tick is pending, only timers below 500 ms can be earliest.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Ticks after which a connection counts as lasting: one to one and a half seconds.
@@ -36,7 +35,8 @@ pub(crate) struct Worker {
 struct Connections {
     /// Every open connection of this thread.
     open: Slab<Arc<Record>>,
-    /// Slots taken since the last tick, before it, and so on. A slot may have a new connection by now.
+    /// Slots by age: `[0]` taken since the last tick, `[1]` in the tick before, and so on. A slot may have
+    /// been reused since.
     young: [Vec<usize>; LASTING + 1],
 }
 

@@ -5,8 +5,8 @@
 //! Over the limit of any of them, the reservation whose bytes have waited longest is evicted: its bytes no
 //! longer count, and its task is woken to end the stream or connection.
 //!
-//! Those of peers that have earned nothing [go first](Reservation::set_first), however short they wait:
-//! strangers come and go, and would outlive every honest receiver that is slow.
+//! Reservations of unauthenticated peers are [evicted first](Reservation::set_first), however short they
+//! wait. New ones have always waited less. Chosen by age alone, they would push out slow authenticated peers.
 //!
 //! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
 //! the process. Whose a connection is may turn out while bytes of it wait: then its reservations

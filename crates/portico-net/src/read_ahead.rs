@@ -36,7 +36,7 @@ pub struct ReadAhead<S> {
 /// What is read of a peer of which little is known. It is shared with the layers above: they learn more.
 #[derive(Debug)]
 pub struct ReadLimit {
-    /// Bytes that may still be read; the most that it can hold is any number of them.
+    /// Bytes that may still be read. `usize::MAX` means no limit.
     left: AtomicUsize,
     is_lifted: AtomicBool,
 }
@@ -48,7 +48,7 @@ impl ReadLimit {
         Arc::new(Self { left: AtomicUsize::new(most), is_lifted: AtomicBool::default() })
     }
 
-    /// From now on any number of bytes, still none ahead.
+    /// Stops counting. Nothing is read ahead before [`lift`](Self::lift).
     pub fn uncount(&self) {
         self.left.store(usize::MAX, Relaxed);
     }

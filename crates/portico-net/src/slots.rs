@@ -17,8 +17,8 @@ use std::time::Duration;
 use slab::Slab;
 use tokio::time::Instant;
 
-/// The part of the slots that one source may hold once they are used up. Not less: a whole site may come back
-/// by one address. And so there is one such source at most.
+/// Once all slots are taken, one source may hold a half. Less would hit a site behind one NAT address. Only
+/// one source can hold more than a half, so `heavy` is one field.
 const SOURCE_SHARE: u32 = 2;
 
 /// Between two log lines about evictions.

@@ -43,8 +43,8 @@ pub struct Activity {
     to_peer: Reservation,
     /// Those of them that h2 has written, and that wait below it.
     behind: AtomicUsize,
-    /// What waits for the peer to go on: an unfinished frame, requests without an answer, and until it has
-    /// authenticated the connection itself. Evicted, the connection ends.
+    /// Memory held because the peer has not finished: a partial frame, and before authentication its
+    /// unanswered requests and the connection itself. Evicted, the connection ends.
     from_peer: Reservation,
     authenticated: AtomicBool,
     /// Of `from_peer`, what an unfinished frame takes; the number of that frame, 0 for none.
@@ -52,7 +52,7 @@ pub struct Activity {
     frame: AtomicU64,
     /// Requests under way that came before the client had authenticated.
     requests: AtomicU32,
-    /// There is room for more of them: for one stream at a time.
+    /// Notified when `to_peer` has room. Wakes one stream.
     freed: Notify,
     /// Bytes came since this was last asked.
     received: AtomicBool,

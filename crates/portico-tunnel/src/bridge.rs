@@ -453,8 +453,8 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         Ok(())
     }
 
-    /// Whether the socket is gone, and the peer has taken nothing for long: what it sent before it left is
-    /// for the peer, as long as that takes some. A timer has it looked at, because readiness says no more.
+    /// Whether the socket's program is gone and the peer took no byte for [`LEAVING`]. While the peer takes
+    /// bytes, it still gets what was sent. A timer checks, because the socket gives no further event.
     fn has_left(&mut self, cx: &mut Context<'_>) -> bool {
         let stalled = self.stalled.get_or_insert_with(|| Idle::new(Some(LEAVING)));
         while stalled.poll(cx).is_ready() {

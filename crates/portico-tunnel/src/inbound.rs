@@ -23,9 +23,8 @@ const HEADER: usize = 9;
 /// Bytes that a client sends before its first frame (RFC 9113 section 3.4).
 const PREFACE: u32 = 24;
 
-/// Bytes carried in either direction that pay for one frame without payload. Libraries give window back at
-/// least every 4 KiB, twice: for the stream and the connection. More than an ACK, so that no frame which asks
-/// for one pays for itself.
+/// So many bytes carried, in either direction, pay for one control frame. Libraries send two WINDOW_UPDATEs
+/// for as little as 4 KiB. Our ACK is shorter than that, so a PING or SETTINGS does not pay for itself.
 const BYTES_A_FRAME: u64 = 128;
 
 /// What a DATA frame counts for at least: gRPC measures the bandwidth with a PING beside each small message,
@@ -45,8 +44,8 @@ const HEADER_BYTE: u32 = STREAM_WINDOW / HEADER_LIST;
 /// Bytes that it counts for at least: a turn has 64 requests, each with its answer.
 const SMALLEST_BLOCK: u32 = 256;
 
-/// What a DATA frame counts for there beside its bytes: what it costs. A turn has 480 of them, and the frames
-/// without payload that these pay for.
+/// Added to the bytes of each DATA frame, for the CPU it costs. It bounds a turn to 480 DATA frames, give or
+/// take one read.
 const DATA_FRAME: usize = 512;
 
 /// What a peer may send.
@@ -214,8 +213,8 @@ impl Inbound {
         (self.missing > 0 || self.known > 0 || self.block > 0).then_some(self.begun)
     }
 
-    /// Reads from `stream` what h2 may see: at most one buffer after `most` bytes of which it sees nothing.
-    /// Pending then, as if there were no more. The outer error says that the connection has to end.
+    /// Reads until h2 has bytes to see. After `most` bytes that h2 does not see (empty DATA) it returns
+    /// Pending, and the next turn polls again. `Err(Flood)`: the connection must end.
     pub(crate) fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,

@@ -59,9 +59,8 @@ pub struct Turn<S> {
     rest: Option<Arc<Rest>>,
 }
 
-/// Over once the tasks that are ready have run, and sockets were looked at. h2 wakes its task of itself, for
-/// answers to what it has just read: such a task is always ready, and the runtime looks at sockets only every
-/// 61st time.
+/// Holds the connection's task back until all ready tasks ran and tokio polled the sockets. h2 wakes its own
+/// task for answers to what it read. Without this, tokio would poll sockets only every 61st task.
 #[derive(Debug)]
 struct Rest {
     is_over: AtomicBool,
@@ -103,7 +102,7 @@ struct Inner<S> {
     /// The peer did not take all that was written. A client that has not authenticated is then not read, or
     /// its requests would pile up answers.
     is_full: bool,
-    /// It was not read for that.
+    /// A read was skipped because of `is_full`. The flush wakes the task.
     is_unread: bool,
 }
 

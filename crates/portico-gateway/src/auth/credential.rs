@@ -1,9 +1,9 @@
 //! Credentials that were accepted: what the streams of a connection to one cluster rest on, and lose
 //! together.
 //!
-//! A stream holds one [`Credential`]. A connection holds one for each cluster it opened and each party that
-//! vouched for it there, in [`Credentials`]: a stream ends when that party takes its word back, whatever
-//! another says. The [`Registry`] lists those of all connections, so that a revocation finds them.
+//! A connection has one [`Credential`] per cluster and issuer (client CA, token file, API server), in
+//! [`Credentials`]. A stream depends on one. It ends when that issuer revokes, even if another would accept.
+//! The [`Registry`] lists those of all connections, so that a revocation finds them.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -3,10 +3,10 @@
 //! A verdict comes from the cache while it holds, else from the API server: once for all requests that show
 //! the token meanwhile. Reviews under way are bounded, for each cluster and in all, and so are the requests
 //! that wait ([`Waiters`]). Permits are given in the order of requests, and a request waits for [`PATIENCE`]
-//! at most. So a flood of made-up tokens delays the review of a token in use, which waits longer, by
-//! [`PATIENCE`] and [`REVIEW_TIMEOUT`] for each of the two bounds. The flood keeps out other tokens, unless
-//! they have the grace that they would have while their API server is away. The review of such a token is a
-//! task of its own.
+//! at most. A flood of made-up tokens delays the review of a token in use by at most [`PATIENCE`] +
+//! [`REVIEW_TIMEOUT`] per bound (one cluster's, all clusters'). A token in use waits longer for its permit.
+//! The flood keeps out other tokens, unless they have the grace that they would have while their API server
+//! is away. The review of such a token is a task of its own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -186,14 +186,15 @@ impl Reviews {
 
     pub(super) async fn wait(&self, token: &ReviewedToken) -> Verdict {
         let begun = Instant::now();
-        let reviewed = async {
-            let _turn = timeout(PATIENCE, token.state.turn.lock()).await.ok()?;
-            match token.state.known() {
-                Some(known) => Some(known),
-                None => self.review(token, PATIENCE.saturating_sub(begun.elapsed())).await,
-            }
+        // Another request reviews it, and learns what comes of that.
+        let Ok(_turn) = timeout(PATIENCE, token.state.turn.lock()).await else {
+            return Verdict::unavailable(NOT_YET);
         };
-        reviewed.await.unwrap_or_else(|| self.learn(token, Answer::Failed(TOO_MANY.into())))
+        if let Some(known) = token.state.known() {
+            return known;
+        }
+        let reviewed = self.review(token, PATIENCE.saturating_sub(begun.elapsed())).await;
+        reviewed.unwrap_or_else(|| self.learn(token, Answer::Failed(TOO_MANY.into())))
     }
 
     /// Waits for [`PATIENCE`] at most, and not at all while reviews of the token fail. If there is no verdict

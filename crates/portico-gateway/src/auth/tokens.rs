@@ -109,10 +109,10 @@ impl StaticTokens {
         Ok(Self { path, table: ArcSwap::from_pointee(table), read: Mutex::new(read) })
     }
 
-    /// Reads the file again. Returns true if other tokens are in force. New ones are at once, and one that is
-    /// gone is not any more if it was missing a second ago, too: until then
-    /// [`has_removed_all`](Self::has_removed_all) is false, and the file is to be read again. On an error the
-    /// old ones stay.
+    /// Reads the file again. Returns true if other tokens are in force. New tokens count at once. A removed
+    /// token stays in force until it has been missing for `REMOVAL_DELAY`. Until then
+    /// [`has_removed_all`](Self::has_removed_all) is false, and the caller must reload again. On an error the
+    /// old tokens stay.
     pub fn reload(&self) -> Result<bool, TokensError> {
         let text = read(&self.path)?;
         let content = hash(&[text.as_bytes()]);

@@ -59,6 +59,13 @@ pub(super) enum Verdict {
     Unavailable(Box<str>),
 }
 
+impl Verdict {
+    /// The API server cannot be asked now, for this reason.
+    pub(super) fn unavailable(why: &str) -> Self {
+        Self::Unavailable(format!("the token cannot be reviewed now: {why}; try again").into())
+    }
+}
+
 /// What is known of one token to one API server.
 #[derive(Debug)]
 pub(super) struct TokenState {
@@ -157,8 +164,7 @@ impl TokenState {
             (Answer::Failed(why), None) => {
                 // A no stands until a yes.
                 if !matches!(state.verdict, Verdict::Refused(_)) {
-                    let why = format!("the token cannot be reviewed now: {why}; try again");
-                    state.verdict = Verdict::Unavailable(why.into());
+                    state.verdict = Verdict::unavailable(&why);
                 }
                 state.review_at = now + RETRY_AFTER;
                 state.holds_until = state.review_at;

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portico_api::names::Tenant;
 
-/// The part of the memory for requests that wait which those of one cluster may take: an API server that
-/// hangs leaves room for three others that do. With 1 GiB of memory for the gateway, and tokens of 1 KiB, two
-/// thousand nodes of a cluster may come at once.
+/// One cluster may use 1/`SHARES` of the memory for waiting requests. So one hanging API server leaves room
+/// for three more. With 1 GiB of memory for the gateway, and tokens of 1 KiB, two thousand nodes of a cluster
+/// may come at once.
 pub(super) const SHARES: usize = 4;
 
 /// What a request that waits takes beside its token: its stream, its task, and what it asks for.

@@ -161,12 +161,11 @@ struct Connection {
 /// What a connection holds that its streams do not.
 #[derive(Default)]
 struct Pending {
-    /// Until the client has said what it speaks.
+    /// Slot and promise, until the protocol is known.
     handshake: Option<(Slot, Promise)>,
-    /// From then on until it has authenticated.
+    /// Slot among unauthenticated connections, until it authenticates.
     unauthenticated: Option<Slot>,
-    /// From then on: what the connection takes of the gateway. It counts for the cluster of its certificate,
-    /// without one for that of its first request.
+    /// What it counts for in its cluster: that of the certificate, else of its first request.
     tunnel: Option<OpenGuard>,
     /// The cluster of its certificate takes as much as is left for all others.
     is_refused: bool,
@@ -273,8 +272,8 @@ impl Connection {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has asked for nothing, and had to show an identity first: one that has shown a certificate
-    /// may be a node's at rest.
+    /// Whether the handshake is done, an identity is required and missing, and no request came. A connection
+    /// with an accepted certificate is exempt: it may be an idle agent's.
     fn has_said_nothing(&self) -> bool {
         let Pending { handshake, unauthenticated, has_asked, .. } = &*self.pending();
         handshake.is_none() && unauthenticated.is_some() && !has_asked
@@ -374,7 +373,7 @@ impl<'a> Attempt<'a> {
     ) -> Result<portico_tunnel::Upstream<Session>, Denied> {
         let Connection { worker, local, .. } = self.connection;
         let mut header = Vec::new();
-        // The upstream may speak first: what the client sends early is not known to be there.
+        // `client_first` is false: no client bytes are at hand, and the upstream may speak first.
         let (mut session, mut stream) =
             open(worker, &self.learned, || *local, false, &mut header, credential.clone()).await?;
         // Empty unless a new socket does not take a hundred bytes.

@@ -72,17 +72,19 @@ impl Listeners {
                 Err(error) => bound.push(bound.first().ok_or(error)?.try_clone()?),
             }
         }
-        let mut open = OpenListener { address, sockets: Vec::new(), loops: Vec::new() };
-        for (socket, (worker, handle)) in bound.into_iter().zip(self.workers.iter().cycle()) {
+        let mut sockets = Vec::new();
+        for (socket, (_, handle)) in bound.into_iter().zip(self.workers.iter().cycle()) {
             set_inherited_options(&socket, listener, self.keepalive)?;
             // The socket's events come to the runtime that is entered when it is registered.
             let _entered = handle.enter();
-            let socket = Arc::new(TcpListener::from_std(socket.into())?);
-            let accept = accept_loop(Arc::clone(worker), Arc::clone(&socket), listener);
-            open.loops.push(handle.spawn(accept));
-            open.sockets.push(socket);
+            sockets.push(Arc::new(TcpListener::from_std(socket.into())?));
         }
-        self.open.insert(listener, open);
+        // Once nothing can fail any more: a loop that no listener knows would accept for ever.
+        let accept = |(socket, (worker, handle)): (&Arc<TcpListener>, &(Arc<Worker>, Handle))| {
+            handle.spawn(accept_loop(Arc::clone(worker), Arc::clone(socket), listener))
+        };
+        let loops = sockets.iter().zip(self.workers.iter().cycle()).map(accept).collect();
+        self.open.insert(listener, OpenListener { address, sockets, loops });
         Ok(address)
     }
 

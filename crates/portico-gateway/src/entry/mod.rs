@@ -23,9 +23,8 @@ use tokio::net::TcpStream;
 
 use crate::admission::Learned;
 use crate::auth::Credential;
-use crate::fair_share::Cost;
 use crate::outcome::Refusal;
-use crate::record::{Record, State};
+use crate::record::{Listener, Record, State};
 use crate::session::Session;
 use crate::shared::Alive;
 use crate::upstream::Connected;
@@ -60,8 +59,8 @@ async fn open(
         bytes.splice(..0, learned.proxy_header(local()));
     }
     let Connected { stream, endpoint, sent } = admitted.connect(&worker.shared, client_first, bytes).await?;
-    // For what was accepted this descriptor was promised; streams of one connection come without.
-    if learned.cost == Cost::STREAM && worker.shared.descriptors.run_short(stream.as_fd()) {
+    // An accepted connection holds a promise of this descriptor. A CONNECT request holds none.
+    if learned.listener == Listener::Tunnel && worker.shared.descriptors.run_short(stream.as_fd()) {
         return Err(Refusal::OutOfDescriptors);
     }
     let record = Record {

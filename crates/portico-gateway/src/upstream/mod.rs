@@ -91,7 +91,7 @@ impl Upstream {
         let returns = |address: &SocketAddr| {
             let endpoint = old.removed().find(|known| known.address == *address)?;
             endpoint.moved();
-            // It is said to be ready, and that is newer than what was found.
+            // Its EndpointSlice now says ready. That is newer than its failures, so they are forgotten.
             endpoint.succeeded();
             Some(endpoint)
         };
@@ -180,7 +180,7 @@ impl Upstream {
                 Err(_elapsed) => Failure::Silent,
             };
             self.cluster.count_connect_failure();
-            // What it is known for is no news.
+            // A last resort has already failed. Failing again changes nothing.
             if last_resort.is_none() {
                 in_use.endpoint().failed(failure, clock());
             }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::support::*;
-use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, take_over};
+use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Offer, take_over};
 
 const HOST: &str = "a.example.com";
 
@@ -180,7 +180,7 @@ fn a_successor_takes_the_listeners_over_and_no_client_under_load_notices() {
         let offered = path.clone();
         let old = std::thread::spawn(move || {
             block_on(async {
-                offering.hand_over(&offered).await.unwrap();
+                offering.hand_over(&Offer::new(&offered).unwrap()).await;
                 offering.drain(PATIENCE).await
             })
         });

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use portico_lab::frames::{self, RawClient, kind};
 use portico_lab::pki::Pki;
 use portico_net::MemoryBudget;
 use portico_tunnel::Settings;
+use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, Socket, Type};
 
 use crate::support::*;
@@ -196,19 +198,27 @@ fn max_handshakes() {
 
 /// In a process of its own: no descriptor is left in it.
 fn out_of_descriptors() {
-    let gateway = start(config());
+    let gateway = start(both());
     let endpoint = Endpoint::new();
-    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    Service::new("a", &[endpoint.address]).host(HOST).authority(AUTHORITY).expose(&gateway);
     let mut client = connect(sni_address(&gateway));
-    eventually("it is accepted", || gateway.shared().totals().handshakes == 1);
-    let mut all = Vec::new();
+    let mut tunnel = connect(tunnel_address(&gateway));
+    eventually("both are accepted", || gateway.shared().totals().handshakes == 2);
+    let mut all: Vec<fs::File> = Vec::new();
+    let kept = u32::try_from(getrlimit(Resource::Nofile).current.unwrap() / 8 * 7).unwrap();
+    while all.last().is_none_or(|file| file.as_raw_fd().unsigned_abs() < kept) {
+        all.push(fs::File::open("/dev/null").unwrap());
+    }
+    write!(tunnel, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n").unwrap();
+    assert_eq!(status_of(&mut tunnel), status_of_row(Refusal::OutOfDescriptors), "an eighth is kept");
+    assert_counted(&gateway, Refusal::OutOfDescriptors);
     while let Ok(file) = fs::File::open("/dev/null") {
         all.push(file);
     }
     client.write_all(&hello(HOST)).unwrap();
     assert_eq!(alert_of(&mut client), Refusal::OutOfDescriptors.alert().map(|alert| alert as u8));
     drop(all);
-    assert_counted(&gateway, Refusal::OutOfDescriptors);
+    eventually("it is counted", || count(&gateway, Refusal::OutOfDescriptors) == 2);
 }
 
 fn method() {

@@ -43,14 +43,14 @@ pub(super) struct Direction {
     unsent: Vec<u8>,
     sent: usize,
     pipe: Option<Box<Pipe>>,
-    /// Large reads in a row; while splicing, how many small rounds are still forgiven.
+    /// Before splicing: large reads in a row. While splicing: small rounds until it copies again.
     large_reads: u8,
     /// Whether bytes go through a pipe, as long as one is to be had.
     splicing: bool,
     batching: Batching,
-    /// Whether the task is to be woken once the sender has something: so it is from when it was found to have
-    /// nothing until it is found to have something, as only this direction waits for that and only one task
-    /// ever polls it.
+    /// Whether tokio holds this task's waker for reads of the sender. Set when the sender is not readable,
+    /// cleared when it is. Only this direction reads that socket, always in the same task, so the waker stays
+    /// valid.
     waiting: bool,
     state: State,
 }
@@ -102,8 +102,8 @@ impl Direction {
         self.state == State::Ended
     }
 
-    /// Moves what can be moved now. The end of the `last` direction is passed on by the closing of the
-    /// sockets, which follows at once: one call less a connection.
+    /// Moves what can be moved now. `last`: the other direction has ended. Then shutdown(2) is skipped, since
+    /// the caller closes both sockets at once, which sends the FIN.
     pub(super) fn advance(
         &mut self,
         cx: &mut Context<'_>,
@@ -272,7 +272,8 @@ impl Direction {
         match moved {
             // The other direction was woken.
             0 => {}
-            1..LARGE_READ => self.large_reads -= 1,
+            // It is 0 already if there was no pipe to be had, and a small read was copied.
+            1..LARGE_READ => self.large_reads = self.large_reads.saturating_sub(1),
             LARGE_READ.. => self.large_reads = LARGE_READS,
         }
         self.splicing = self.large_reads > 0;
@@ -302,5 +303,23 @@ impl Direction {
 impl Drop for Direction {
     fn drop(&mut self) {
         self.give_pipe_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_conversation_is_copied_again_also_where_no_pipe_was_to_be_had() {
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let mut direction = Direction::default();
+        direction.splicing = true;
+        direction.rest(&mut Context::from_waker(Waker::noop()), &socket.into(), 1);
+        assert!(!direction.splicing);
     }
 }

@@ -54,11 +54,13 @@ pub(super) async fn authenticate(view: Arc<View>, tunnel: Arc<Tunnel>) {
                 logged = Some(identity.clone());
             }
             IdentityState::Refused { .. } => {}
-            IdentityState::Accepted | IdentityState::Unknown => {
+            IdentityState::Accepted => {
                 if logged.take().is_some() {
                     tracing::info!(%gateway, "the gateway accepts our identity now");
                 }
             }
+            // It answered something else than yes or no.
+            IdentityState::Unknown => logged = None,
         }
         let is_final = answered && logged.is_none();
         let soonest = Instant::now() + ASK_AGAIN.mul_f64(0.5 + random());

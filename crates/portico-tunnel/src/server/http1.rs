@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
-use portico_net::linger;
+use portico_net::{End, Meter, Side, linger};
 use portico_wire::Parse;
 use portico_wire::connect;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -81,8 +81,7 @@ where
             }
             Ok(Ok(upstream)) => {
                 if let Err(error) = answer(stream, ESTABLISHED).await {
-                    // A reset tells the upstream that nothing will come.
-                    linger::abort(&upstream.stream);
+                    client_left(upstream);
                     return Err(Failure::Http1(error));
                 }
                 return Ok(Some(Opened { early: bytes.freeze(), upstream }));
@@ -92,6 +91,13 @@ where
     let status = handler.refused(&bad_request);
     refuse(stream, &Refusal::new(status, bad_request.reason())).await;
     Ok(None)
+}
+
+/// Ends what was connected for a client that has left before its response.
+pub(crate) fn client_left<M: Meter>(upstream: Upstream<M>) {
+    // A reset tells the upstream that nothing will come.
+    linger::abort(&upstream.stream);
+    upstream.meter.ended(End::Reset { by: Side::Downstream });
 }
 
 /// Connects. `Err` if the connection has to make room for others before that is done.

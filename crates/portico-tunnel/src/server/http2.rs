@@ -22,13 +22,12 @@ use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, PROXY_AUTHORIZATION, WWW_AUTHENTICATE};
 use http::{Method, Response, StatusCode};
-use portico_net::linger;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use super::caller::Caller;
 use super::failure::{Failure, Finished};
-use super::http1::goodbye;
+use super::http1::{client_left, goodbye};
 use crate::activity::{Activity, Unanswered};
 use crate::bridge::Bridge;
 use crate::handler::{BadRequest, Handler, Protocol, REASON, Refusal, Request, Side, Upstream};
@@ -319,8 +318,7 @@ async fn open<H: Handler>(
         Some(Some(Err(refusal))) => refuse(respond, &refusal),
         Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
             Ok(to_client) => return Some(Opened { stream: (to_client, from_client), early, upstream }),
-            // The client left in this moment; the reset tells the upstream that nothing will come.
-            Err(_) => linger::abort(&upstream.stream),
+            Err(_) => client_left(upstream),
         },
     }
     None

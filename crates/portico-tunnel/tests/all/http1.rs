@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::common::*;
 use http::StatusCode;
-use portico_tunnel::{Failure, Finished, Settings};
+use portico_net::linger;
+use portico_tunnel::{End, Failure, Finished, Settings, Side};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -65,6 +66,23 @@ async fn every_refusal_carries_its_status_and_a_sentence() {
         assert!(answer.ends_with("\r\n\r\nas the test wants it\n"), "{answer}");
         assert_eq!(server.result().await.unwrap(), Finished::Closed);
     }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_its_response_is_the_side_that_ended_the_tunnel() {
+    let mut server = Server::start(plaintext()).await;
+    server.routes.gate.send_replace(false);
+    let client = raw(&server, format!("CONNECT {UPSTREAM} HTTP/1.1\r\n\r\n").as_bytes()).await;
+    patiently(async {
+        while server.routes.requests.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    linger::abort(&client);
+    drop(client);
+    server.routes.gate.send_replace(true);
+    assert_eq!(server.report().await.end, Some(End::Reset { by: Side::Downstream }));
 }
 
 #[tokio::test]

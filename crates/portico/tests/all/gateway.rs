@@ -5,11 +5,13 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::time::Duration;
 
 use crate::common::{PATIENCE, Process, directory, free_port, get, port_of, wait_until};
 use crate::proof::{LOOPBACK, echo};
 use portico_lab::manifests;
 use portico_lab::metrics::names;
+use portico_net::takeover::Offer;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -351,6 +353,33 @@ fn a_successor_takes_the_listeners_over_and_no_connect_fails() {
     stop.send(()).unwrap();
     assert!(load.join().expect("every connection is served") > 0);
     drop(new);
+}
+
+#[test]
+fn a_gateway_whose_predecessor_dies_once_it_has_sent_its_sockets_serves_all_the_same() {
+    let (folder, port) = site();
+    let sockets = tempfile::tempdir().unwrap();
+    let path = sockets.path().join("take-over.sock");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let offer = runtime.block_on(async { Offer::new(&path) }).unwrap();
+    // It does not wait for its successor, which finds it gone.
+    let (dies, dead) = std::sync::mpsc::channel::<()>();
+    let predecessor = std::thread::spawn(move || {
+        runtime.block_on(async {
+            let serving = offer.serve(Some(Duration::ZERO), || Ok(Vec::new()));
+            let asked = async {
+                while dead.try_recv().is_err() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            tokio::select! { () = serving => {}, () = asked => {} }
+        });
+    });
+    let mut gateway = gateway(folder.path(), &["--take-over", path.to_str().unwrap()]);
+    gateway.process.wait_for("the predecessor has ended meanwhile");
+    ping(&mut connect(port));
+    dies.send(()).unwrap();
+    predecessor.join().unwrap();
 }
 
 #[test]

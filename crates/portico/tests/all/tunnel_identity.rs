@@ -134,6 +134,25 @@ fn files_that_change_revoke_what_is_open_and_broken_ones_change_nothing() {
 }
 
 #[test]
+fn what_is_revoked_while_a_gateway_drains_is_cut() {
+    let site = SecureSite::new();
+    site.pki.write("tokens", "secret-of-a,a\nsecret-of-b,b\n");
+    let mut gateway =
+        site.gateway(&SEPARATE, &["--tunnel-tokens", &site.pki.path("tokens"), "--drain-timeout", "50s"]);
+    let bearer = |token| format!("Proxy-Authorization: Bearer {token}");
+    let mut revoked = site.tunnel(&gateway, &["--proxy-header", &bearer("secret-of-a")], "a");
+    let mut other = site.tunnel(&gateway, &["--proxy-header", &bearer("secret-of-b")], "b");
+    gateway.process.signal("TERM");
+    gateway.process.wait_for("draining");
+    site.pki.write("tokens", "secret-of-b,b\n");
+    assert!(!revoked.wait().unwrap().success(), "it was reset");
+    ping(&mut other);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(gateway.process.wait().success());
+}
+
+#[test]
 fn a_tunnel_that_is_open_to_anyone_says_so_in_the_log_and_in_a_metric() {
     let site = SecureSite::new();
     let gateway = site.gateway(&SEPARATE, &["--tunnel-plaintext"]);

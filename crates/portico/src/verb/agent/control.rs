@@ -137,6 +137,7 @@ pub(crate) async fn run(
             }
         }
     }
+    agent.shared().access.flush().await;
     Ok(())
 }
 

@@ -7,13 +7,12 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use portico_api::problem::Severity;
-use portico_gateway::{AccessLog, Config, Gateway, take_over};
+use portico_gateway::{AccessLog, Config, Gateway, Offer, Predecessor, take_over};
 use portico_source::Step;
 use portico_sync::Source;
 use tokio::time::sleep;
@@ -47,27 +46,44 @@ pub(crate) async fn run(
     let pages = Arc::new(GatewayPages::new(Arc::clone(&status)));
     let waits = flags.lifecycle.take_over.is_some();
     let admin = Admin::serve(flags.listeners.admin_listen, pages, waits).await?;
-    let Some(gateway) = daemon.unless_stopped(start(flags, &mut source, &status)).await else {
+    let Some(started_up) = daemon.unless_stopped(start(flags, &mut source, &status)).await else {
         return Ok(());
     };
-    let gateway = gateway?;
+    let (gateway, offer) = started_up?;
     started(&status);
     allocator::give_back();
-    let take_over = flags.lifecycle.take_over.as_deref();
-    let why = tokio::select! {
-        never = follow(&mut source, &status) => match never? {},
-        never = retry_ports(&gateway) => match never {},
-        never = allocator::give_back_after_bursts() => match never {},
+    let ended = tokio::select! {
+        // Until the last connection has ended: what is revoked while they drain is revoked.
         never = tunnel_files::follow(&gateway, &status) => match never {},
+        ended = serve(flags, &mut daemon, source, &status, admin, &gateway, offer) => ended,
+    };
+    gateway.shared().access.flush().await;
+    ended
+}
+
+/// Serves until the process is told to stop, or a successor has the listeners; then drains.
+async fn serve(
+    flags: &Flags,
+    daemon: &mut Daemon,
+    mut source: Source,
+    status: &Status,
+    admin: Admin,
+    gateway: &Gateway,
+    offer: Option<Offer>,
+) -> anyhow::Result<()> {
+    let why = tokio::select! {
+        never = follow(&mut source, status) => match never? {},
+        never = retry_ports(gateway) => match never {},
+        never = allocator::give_back_after_bursts() => match never {},
         signal = daemon.asked_to_stop() => Ending::Stop(signal),
-        outcome = successor(&gateway, take_over) => { outcome?; Ending::HandedOver }
+        () = hand_over(gateway, offer) => Ending::HandedOver,
     };
     status.set_stopping();
     match why {
         Ending::Stop(signal) => {
             tracing::info!(%signal, delay = ?flags.lifecycle.drain_delay, "told to stop");
             tokio::select! {
-                never = follow(&mut source, &status) => match never? {},
+                never = follow(&mut source, status) => match never? {},
                 () = sleep(flags.lifecycle.drain_delay) => {}
                 _ = daemon.asked_to_stop() => {}
             }
@@ -93,8 +109,13 @@ enum Ending {
     HandedOver,
 }
 
-/// Reads every object, then starts the data plane with what follows from them.
-async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyhow::Result<Arc<Gateway>> {
+/// Reads every object, then starts the data plane with what follows from them, in place of the predecessor if
+/// there is one; then offers the listeners to a successor.
+async fn start(
+    flags: &Flags,
+    source: &mut Source,
+    status: &Arc<Status>,
+) -> anyhow::Result<(Arc<Gateway>, Option<Offer>)> {
     let all_readable = loop {
         let step = next(source).await?;
         let all_readable = step.problems.iter().all(|problem| problem.severity != Severity::Error);
@@ -117,8 +138,10 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     drop(first);
     report(status);
     status.set_gateway(Arc::clone(&gateway));
-    if let Some(predecessor) = predecessor {
-        predecessor.ready()?;
+    // Before the predecessor goes, so that the next successor finds this gateway at the path.
+    let offer = flags.lifecycle.take_over.as_deref().map(Offer::new).transpose()?;
+    if let Some(Err(error)) = predecessor.map(Predecessor::ready) {
+        tracing::info!(%error, "the predecessor has ended meanwhile");
     }
     for (listener, address) in gateway.listen_addresses() {
         tracing::info!(%listener, %address, "listening");
@@ -128,7 +151,7 @@ async fn start(flags: &Flags, source: &mut Source, status: &Arc<Status>) -> anyh
     let (ports, hosts, authorities) =
         (routes.ports.len(), routes.hosts.len() + routes.wildcards.len(), routes.authorities.len());
     tracing::info!(clusters, ports, hosts, authorities, "routes in force");
-    Ok(gateway)
+    Ok((gateway, offer))
 }
 
 /// Writes down what this process may hold, and where that comes from.
@@ -218,10 +241,10 @@ async fn retry_ports(gateway: &Gateway) -> Infallible {
     }
 }
 
-/// Offers the listeners to a successor; returns once one has them.
-async fn successor(gateway: &Arc<Gateway>, path: Option<&Path>) -> anyhow::Result<()> {
-    match path {
-        Some(path) => Ok(gateway.hand_over(path).await?),
+/// Returns once a successor has the listeners.
+async fn hand_over(gateway: &Gateway, offer: Option<Offer>) {
+    match offer {
+        Some(offer) => gateway.hand_over(&offer).await,
         None => pending().await,
     }
 }

@@ -66,7 +66,7 @@ pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
         if revoked {
             gateway.shared().identities.changed();
         }
-        // Lists in force may have others beside them that cannot be used, which only the next look reports.
+        // After a change, look again soon: `reload_trust` reports a bad file only when nothing changed.
         let has_removed_all = tokens.as_ref().is_none_or(|tokens| tokens.has_removed_all());
         folders.due(revoked || !has_removed_all || !status.tunnel_files().is_empty()).await;
     }
