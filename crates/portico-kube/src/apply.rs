@@ -20,17 +20,17 @@ use crate::FIELD_MANAGER;
 use crate::cached::Cached;
 use crate::error::describe;
 
-/// Of a forced apply as Portico: fields that another manager holds are taken over.
+/// Parameters of a forced apply as Portico: fields that another manager holds are taken over.
 pub fn applying() -> PatchParams {
     PatchParams::apply(FIELD_MANAGER).force()
 }
 
-/// Of a patch that is merged, as Portico.
+/// Parameters of a merge patch as Portico.
 pub fn merging() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
-/// Of an object that is created or replaced, as Portico.
+/// Parameters of a create or a replace as Portico.
 pub fn writing() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
@@ -84,7 +84,7 @@ where
     let written = api.patch(name, &applying(), &Patch::Apply(&fields)).await;
     let object = written.map_err(|source| ApplyError { name: name.to_owned(), source: Box::new(source) })?;
     let same = present.is_some_and(|present| {
-        // What Portico manages of it may be another thing though the object is the same.
+        // If Portico did not own the object before, the write changed its ownership, and counts as a change.
         current.is_some_and(Cached::is_ours) && is_same_but_status(&present, &object.value())
     });
     Ok(if same { Applied::Unchanged } else { Applied::Changed(object) })

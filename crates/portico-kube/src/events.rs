@@ -91,8 +91,8 @@ impl Events {
         self.send(object, None, note).await;
     }
 
-    /// The same, where `note` is about another object, which belongs to the first one. Events about different
-    /// ones are not merged: of a series only the first text is kept.
+    /// Publishes `note` on `object`, about `part`, another object that belongs to it. Events about different
+    /// parts are not merged: of a series only the first text is kept.
     pub async fn publish_about(&self, object: &ObjectReference, part: ObjectReference, note: Note<'_>) {
         self.send(object, Some(part), note).await;
     }

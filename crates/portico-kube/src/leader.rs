@@ -102,9 +102,9 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Reads the Lease, unless this replica wrote it last, and does what follows. Returns since when this
-    /// replica holds it: since before the request, because another one counts from the moment when the API
-    /// server has it.
+    /// Reads the Lease, unless this replica wrote it last, and does what follows. If this replica holds it,
+    /// returns the start of the lease period. That is a time before the write, because other replicas count
+    /// from when the API server has stored it.
     ///
     /// If it may not hold it, it reads on, so that it knows a holder that is gone as soon as it may.
     async fn attempt(
@@ -206,8 +206,8 @@ pub async fn elect(
     elect_while(client, settings, None, leading, other).await;
 }
 
-/// The same, but, with `may`, for as long as that leads: once it does not, this stops at once, and releases
-/// its Lease.
+/// As [`elect`], but with `may` this replica leads only while that does. Once it does not, this one stops at
+/// once, and releases its Lease.
 pub async fn elect_while(
     client: Client,
     settings: LeaseSettings,
@@ -273,7 +273,7 @@ pub async fn elect_while(
 pub async fn while_leading<T>(mut leads: watch::Receiver<Leads>, pass: impl Future<Output = T>) -> Option<T> {
     let now = leads.clone();
     let mut pass = pin!(pass);
-    // At each step: what a process that was stopped wakes up to is its next step, and not the election.
+    // Checked at every poll: a suspended process resumes the pass before the election notices.
     let guarded = future::poll_fn(|cx| match now.borrow().now() {
         true => pass.as_mut().poll(cx).map(Some),
         false => Poll::Ready(None),

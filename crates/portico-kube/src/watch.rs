@@ -89,21 +89,8 @@ fn client_error(error: impl std::error::Error + Send + Sync + 'static) -> kube::
     kube::Error::Service(Box::new(error))
 }
 
-/// Returns the events of all objects of `api`, or of the one named `only`. Ends never.
-pub fn events<K>(api: Api<K>, only: Option<&str>) -> impl Stream<Item = Result<Event<K>, Error>> + Send
-where
-    K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
-{
-    progress(api, only).filter_map(|progress| async {
-        match progress {
-            Ok(Progress::Event(event)) => Some(Ok(event)),
-            Ok(Progress::Alive) => None,
-            Err(error) => Some(Err(error)),
-        }
-    })
-}
-
-/// Returns [`events`], and every sign of life between them.
+/// Returns the events of all objects of `api`, or of the one named `only`, and every sign of life between
+/// them. Ends never.
 pub fn progress<K>(
     api: Api<K>,
     only: Option<&str>,

@@ -31,7 +31,7 @@ pub(crate) struct Cache<K: Resource + 'static> {
 struct Ahead<K: Resource + 'static> {
     /// Written by this process.
     written: Objects<K>,
-    /// The newest version of any object that the watch has brought.
+    /// The newest version of any object that the watch has brought, since the last list.
     watched: u64,
 }
 
@@ -94,6 +94,18 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
         }
     }
 
+    /// The watch has brought all objects, and the store has them and no others.
+    fn listed_anew(&self) {
+        let versions = self.store.state();
+        let newest = versions.iter().map(|seen| version(&**seen)).max();
+        let mut ahead = self.ahead();
+        // A list does not name deleted objects, so all remembered writes are dropped. A write made during the
+        // list may be applied again.
+        ahead.written.clear();
+        // Versions may begin anew, where etcd was restored.
+        ahead.watched = newest.unwrap_or_default();
+    }
+
     /// Watches, and yields the object of each change; `None` stands for all of them.
     pub(crate) fn follow<S, F>(
         self: &Arc<Self>,
@@ -118,9 +130,7 @@ impl<K: Resource + Send + Sync + 'static> Cache<K> {
             .filter_map(move |event| {
                 ready(match event {
                     Ok(InitDone) => {
-                        // What was deleted while there was no watch is in no list. What was written during
-                        // this list is at worst applied once more.
-                        this.ahead().written.clear();
+                        this.listed_anew();
                         this.listed.store(true, Ordering::Release);
                         Some(None)
                     }
@@ -155,4 +165,33 @@ fn key<K: Resource + 'static>(namespace: &str, name: &str) -> ObjectRef<Cached<K
 /// Versions can be compared since Kubernetes 1.35 says so, and are numbers in all releases before.
 pub(crate) fn version(object: &impl ResourceExt) -> u64 {
     object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::runtime::watcher::Event::{Apply, Init, InitApply, InitDone};
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn own_writes_count_after_etcd_was_restored_to_an_earlier_version() {
+        let object = |version: &str| -> Cached<ConfigMap> {
+            let metadata = json!({"namespace": "n", "name": "a", "resourceVersion": version});
+            serde_json::from_value(json!({"metadata": metadata})).unwrap()
+        };
+        let (cache, writer) = Cache::new();
+        let cache = Arc::new(cache);
+        let events = [Init, InitDone, Apply(object("900")), Init, InitApply(object("7")), InitDone];
+        let watched = stream::iter(events.map(|event| Ok(Progress::Event(event))));
+        let followed = cache.follow(watched, |_| true, writer, StatusHandle::default());
+        followed.for_each(|_| ready(())).await;
+        let known = || version(&*cache.get("n", "a").unwrap());
+        cache.written(object("6"));
+        assert_eq!(known(), 7, "the list is past it");
+        cache.written(object("8"));
+        assert_eq!(known(), 8);
+    }
 }

@@ -21,7 +21,7 @@ const TOLERATED: SignedDuration = SignedDuration::from_mins(5);
 /// one yet.
 const HARMLESS: SignedDuration = SignedDuration::from_hours(2);
 
-/// What a bound is lowered by for a clock that is beyond it: at the bound itself, nothing must flip.
+/// Hysteresis: a clock beyond a bound counts as beyond it until it is this much below.
 const MARGIN: SignedDuration = SignedDuration::from_mins(1);
 
 /// How often to look whether a clock that is off is right again.
@@ -38,8 +38,8 @@ pub(crate) async fn ahead(client: &Client, now: fn() -> Timestamp) -> Option<Sig
     Some(now().duration_since(theirs.timestamp()))
 }
 
-/// Whether a clock that is off breaks nothing yet, and what to say of it; nothing of one that is right.
-/// `before` is whether it broke nothing when it was off at the last look.
+/// `None` if the clock is right. Otherwise whether it is still harmless, and a text. `before` is the former
+/// of the two at the last look.
 pub(crate) fn judged(ahead: SignedDuration, before: Option<bool>) -> Option<(bool, String)> {
     let beyond = |bound: SignedDuration, was: bool| ahead.abs() > if was { bound - MARGIN } else { bound };
     let side = if ahead.is_positive() { "ahead of" } else { "behind" };

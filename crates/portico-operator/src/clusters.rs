@@ -10,7 +10,6 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::Kind;
-use portico_source::Object;
 use portico_source::served::Served;
 
 use crate::cache::version;
@@ -116,18 +115,12 @@ impl ClusterWatch {
     }
 }
 
-/// Of a Cluster that cannot be read, what was read last stays, less the metadata that must be known of it. Of
-/// one that is deleted nothing else counts.
+/// Replaces an unreadable Cluster by its last readable version, with the new finalizers. Not if it is being
+/// deleted: then its metadata is all that counts.
 fn keep_last_read(served: &mut Served<Cluster>, last: Option<&Served<Cluster>>) {
-    let Some(unread) = served.unread.as_ref().filter(|unread| unread.metadata.deletion_timestamp.is_none())
-    else {
-        return;
-    };
-    let Some(Ok(Object::Cluster(last))) = last.map(|last| &last.object) else { return };
-    if last.metadata.uid == unread.metadata.uid {
-        let mut kept = last.clone();
-        kept.metadata.finalizers = unread.metadata.finalizers.clone();
-        served.object = Ok(Object::Cluster(kept));
+    let unread = served.unread.as_ref();
+    if unread.is_some_and(|unread| unread.metadata.deletion_timestamp.is_none()) {
+        served.keep_last_read(last);
     }
 }
 
@@ -159,6 +152,7 @@ impl LastWritten {
 
 #[cfg(test)]
 mod tests {
+    use portico_source::Object;
     use serde_json::{Value, json};
 
     use super::*;

@@ -15,7 +15,7 @@ use crate::write::{RequestError, has_condition, request};
 /// Characters of a message. It may quote what somebody else has written.
 const LONGEST: usize = 2_000;
 
-/// How it stands with something, as its condition says.
+/// The content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) ready: bool,
@@ -66,19 +66,20 @@ pub(crate) fn condition(
     (condition, !same)
 }
 
-/// Writes what the condition `name` of a Cluster is to say, and no other part of its status. Returns whether
-/// it says something else than before; what it says already costs no request.
+/// Writes what the condition `name` of a Cluster is to say, and no other part of its status. Returns the
+/// Cluster as it was written; `None`, without a request, if it says that already.
 pub(crate) async fn write_condition(
     client: &Client,
     cluster: &Cluster,
     name: &str,
     (holds, reason, message): (bool, &str, &str),
-) -> Result<bool, RequestError> {
+) -> Result<Option<Served<Cluster>>, RequestError> {
     let (condition, changed) = condition(cluster.status.conditions.get(name), holds, reason, message);
     if !changed {
-        return Ok(false);
+        return Ok(None);
     }
-    // Merged: what is applied to the status names its own conditions alone.
+    // A merge patch: an apply by the same manager would remove the address and the condition
+    // `PorticoExposed`, which another controller applies.
     let patch =
         json!({"metadata": {"uid": cluster.metadata.uid}, "status": {"conditions": {name: condition}}});
     let clusters = Api::<Served<Cluster>>::all_with(client.clone(), &());
@@ -86,5 +87,5 @@ pub(crate) async fn write_condition(
     let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);
     let written = request("status of the Cluster", written).await?;
     has_condition(&written, name)?;
-    Ok(true)
+    Ok(Some(written))
 }

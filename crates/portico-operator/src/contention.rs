@@ -67,7 +67,7 @@ enum Phase {
 pub(crate) struct RepairBackoffs(BTreeMap<(&'static str, String), RepairBackoff>);
 
 impl RepairBackoffs {
-    /// That of one object.
+    /// The back-off of one object.
     pub(crate) fn of(&mut self, kind: &'static str, name: &str) -> &mut RepairBackoff {
         self.0.entry((kind, name.to_owned())).or_default()
     }
@@ -84,6 +84,8 @@ impl RepairBackoffs {
 
     /// The first object that is left to another writer, as kind and name, and that writer.
     pub(crate) fn yielded(&mut self, now: Instant) -> Option<String> {
+        // Time passes for those after it too: `due` is that of the earliest.
+        self.0.values_mut().for_each(|backoff| _ = backoff.may_write(now));
         self.0.iter_mut().find_map(|((kind, name), backoff)| {
             if backoff.may_write(now) {
                 return None;
@@ -152,7 +154,8 @@ impl RepairBackoff {
         let before = self.accepted.replace(accepted);
         let puts_back = |before: Accepted| {
             let found = || current.map(|seen| Accepted::of(&seen.value()).data);
-            // Data of our own making may be new for a reason. Then the object says whether it was touched.
+            // If the wanted data is new, the object decides: another client changed it if its data is not
+            // what was applied last.
             before.fields == accepted.fields
                 && (before.data == accepted.data || found().is_none_or(|found| found != before.data))
         };
@@ -162,7 +165,8 @@ impl RepairBackoff {
         } else if current.is_some() {
             return None;
         }
-        // One that is made anew may ask for more: the NodePort that it had.
+        // A deleted object may be wanted with one more field, its former NodePort. That is reported, and is
+        // no contention.
         Some(match current {
             None => "was deleted, and is made anew".to_owned(),
             Some(_) => format!("was changed by {}, and is put back", reverted_by(current)),
@@ -261,6 +265,19 @@ mod tests {
         (0..4).for_each(|_| drop(backoff.applied::<Secret>(&object("own", ""), None, true, now)));
         assert!(!backoff.may_write(now), "it was deleted each time");
         assert!(backoff.yielded_to().unwrap().contains("a client that deletes it"));
+    }
+
+    #[test]
+    fn the_pause_of_one_object_ends_while_another_one_is_left_alone() {
+        let (mut backoffs, start) = (RepairBackoffs::default(), Instant::now());
+        for (name, at) in [("a", start + PAUSE / 2), ("b", start)] {
+            let backoff = backoffs.of("Secret", name);
+            (0..4).for_each(|_| drop(backoff.applied::<Secret>(&object("own", ""), None, true, at)));
+        }
+        let now = start + PAUSE;
+        assert_eq!(backoffs.due(), Some(now));
+        assert!(backoffs.yielded(now).unwrap().contains("Secret a"));
+        assert_eq!(backoffs.due(), Some(now + PAUSE / 2));
     }
 
     fn yielded() -> (Contention, Instant) {

@@ -45,7 +45,7 @@ where
     recorded(progress(api, None), kind, status)
 }
 
-/// Yields the events of a watch of `kind`, and records how it does.
+/// Yields the events of a watch of `kind`, and records its state in `status`.
 pub(crate) fn recorded<T>(
     watched: impl Stream<Item = watcher::Result<Progress<T>>> + Send + 'static,
     kind: &'static str,

@@ -1,8 +1,7 @@
 //! What stands above every Cluster: the Seeds and the KubermaticConfiguration, as they were last readable.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt, future};
@@ -11,7 +10,7 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use portico_api::configuration::KubermaticConfiguration;
-use portico_api::meta::{Kind, ObjectKey};
+use portico_api::meta::Kind;
 use portico_api::seed::Seed;
 use portico_kube::watch::progress;
 use portico_source::Object;
@@ -32,13 +31,12 @@ pub(crate) struct SeveralConfigurations;
 
 /// All objects of one kind.
 pub(crate) struct Reflector<K: ServedKind> {
+    /// Those that cannot be read and have no earlier version are in it too.
     store: Store<Served<K>>,
     /// They have been asked for: they are known, not served, or cannot be read now.
     asked: AtomicBool,
     /// All of them have been listed.
     listed: AtomicBool,
-    /// Objects without any readable version.
-    unreadable: Mutex<BTreeMap<ObjectKey, String>>,
     status: StatusHandle,
     changed: channel::Sender<()>,
 }
@@ -102,7 +100,6 @@ impl<K: ServedKind> Reflector<K> {
             store,
             asked: AtomicBool::new(false),
             listed: AtomicBool::new(false),
-            unreadable: Mutex::default(),
             status: status.clone(),
             changed,
         });
@@ -117,7 +114,12 @@ impl<K: ServedKind> Reflector<K> {
                 }
             });
             recorded(watched, K::KIND.name(), status)
-                .filter_map(move |event| future::ready(before.readable(event)))
+                .map(move |mut event| {
+                    if let Ok(event) = &mut event {
+                        before.keep_last_read(event);
+                    }
+                    event
+                })
                 .reflect(writer)
                 .for_each(|event| {
                     this.applied(event.as_ref());
@@ -128,38 +130,27 @@ impl<K: ServedKind> Reflector<K> {
         (reflector, work)
     }
 
-    /// Leaves out objects that cannot be read: their last readable version stays.
-    fn readable(
-        &self,
-        event: watcher::Result<watcher::Event<Served<K>>>,
-    ) -> Option<watcher::Result<watcher::Event<Served<K>>>> {
-        let mut unreadable = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
-        match &event {
-            Ok(watcher::Event::Init) => unreadable.clear(),
-            Ok(watcher::Event::Delete(served)) => _ = unreadable.remove(&served.reference.key),
-            Ok(watcher::Event::Apply(served) | watcher::Event::InitApply(served)) => match &served.object {
-                Ok(_) => _ = unreadable.remove(&served.reference.key),
-                Err(error) => {
-                    let object = &served.reference;
-                    warn!(%object, %error, "cannot be read; its last readable version stays");
-                    if self.store.get(&ObjectRef::from_obj(served)).is_none() {
-                        let text = format!("{object} cannot be read: {error}; correct it");
-                        unreadable.insert(served.reference.key.clone(), text);
-                    }
-                    self.tell(&unreadable);
-                    return None;
-                }
-            },
-            Ok(watcher::Event::InitDone) | Err(_) => {}
+    /// Replaces an unreadable object by its last readable version.
+    fn keep_last_read(&self, event: &mut watcher::Event<Served<K>>) {
+        use watcher::Event::{Apply, InitApply};
+        let (Apply(served) | InitApply(served)) = event else { return };
+        let last = self.store.get(&ObjectRef::from_obj(served));
+        served.keep_last_read(last.as_deref());
+        if let Some(unread) = &served.unread {
+            let (object, error) = (&served.reference, &unread.why);
+            warn!(%object, %error, "cannot be read; its last readable version stays");
         }
-        self.tell(&unreadable);
-        Some(event)
     }
 
     /// Says what keeps everything waiting.
-    fn tell(&self, unreadable: &BTreeMap<ObjectKey, String>) {
-        let first = unreadable.values().next().cloned();
-        self.status.update(|status| status.watches.entry(K::KIND.name()).or_default().unreadable = first);
+    fn tell(&self) {
+        let objects = self.objects();
+        let unreadable = objects.iter().filter_map(|served| {
+            let error = served.object.as_ref().err()?;
+            Some(format!("{} cannot be read: {error}; correct it", served.reference))
+        });
+        let first = unreadable.min();
+        self.status.watch(K::KIND.name(), |watch| watch.unreadable = first);
     }
 
     fn applied(&self, event: Result<&watcher::Event<Served<K>>, &watcher::Error>) {
@@ -171,6 +162,7 @@ impl<K: ServedKind> Reflector<K> {
             Err(_) if self.asked.load(Ordering::Acquire) => return,
             Err(_) => {}
         }
+        self.tell();
         self.asked.store(true, Ordering::Release);
         self.changed.send_replace(());
     }
@@ -182,8 +174,7 @@ impl<K: ServedKind> Reflector<K> {
 
     /// Whether all of them are known.
     pub(crate) fn is_known(&self) -> bool {
-        self.listed.load(Ordering::Acquire)
-            && self.unreadable.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.listed.load(Ordering::Acquire) && self.store.find(|served| served.object.is_err()).is_none()
     }
 
     /// Whether there is one in this namespace.
@@ -244,5 +235,80 @@ impl Reflector<KubermaticConfiguration> {
         });
         let first = found.next();
         if found.next().is_some() { Err(SeveralConfigurations) } else { Ok(first) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector::store::Writer;
+    use kube::runtime::watcher::Event::{self, Apply, Init, InitApply, InitDone};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// What is known of Seeds.
+    struct Watched {
+        seeds: Arc<Reflector<Seed>>,
+        writer: Writer<Served<Seed>>,
+    }
+
+    impl Watched {
+        fn new() -> Self {
+            let (store, writer) = reflector::store();
+            let seeds = Arc::new(Reflector {
+                store,
+                asked: AtomicBool::new(false),
+                listed: AtomicBool::new(false),
+                status: StatusHandle::default(),
+                changed: channel::channel(()).0,
+            });
+            Self { seeds, writer }
+        }
+
+        fn bring(&mut self, events: Vec<Event<Served<Seed>>>) {
+            for mut event in events {
+                self.seeds.keep_last_read(&mut event);
+                self.writer.apply_watcher_event(&event);
+                self.seeds.applied(Ok(&event));
+            }
+        }
+    }
+
+    fn seed(name: &str, datacenters: Value) -> Served<Seed> {
+        let metadata = json!({"namespace": "kubermatic", "name": name, "uid": name});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"datacenters": datacenters}})).unwrap()
+    }
+
+    fn readable(name: &str) -> Served<Seed> {
+        seed(name, json!({name: {}}))
+    }
+
+    fn unreadable(name: &str) -> Served<Seed> {
+        seed(name, json!("nonsense"))
+    }
+
+    #[test]
+    fn a_seed_that_cannot_be_read_keeps_its_last_reading_through_relists() {
+        let mut watched = Watched::new();
+        watched.bring(vec![Init, InitApply(readable("north")), InitApply(readable("south")), InitDone]);
+        watched.bring(vec![Apply(unreadable("north"))]);
+        for _ in 0..2 {
+            watched.bring(vec![Init, InitApply(unreadable("north")), InitApply(readable("south")), InitDone]);
+            let known = watched.seeds.seeds();
+            assert!(watched.seeds.is_known() && known.len() == 2, "{known:?}");
+            assert!(known[0].spec.datacenters.contains_key("north"), "{known:?}");
+        }
+    }
+
+    #[test]
+    fn a_seed_without_any_reading_keeps_everything_waiting_until_a_relist_is_complete() {
+        let mut watched = Watched::new();
+        watched.bring(vec![Init, InitApply(unreadable("north")), InitDone]);
+        for event in [Init, InitApply(readable("north"))] {
+            watched.bring(vec![event]);
+            assert!(!watched.seeds.is_known());
+        }
+        watched.bring(vec![InitDone]);
+        assert!(watched.seeds.is_known() && watched.seeds.seeds().len() == 1);
     }
 }

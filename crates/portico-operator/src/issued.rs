@@ -137,7 +137,7 @@ impl Issued {
         json!({"metadata": self.metadata(key), "type": kind, "data": data})
     }
 
-    /// Of an object that belongs to the same as the certificate.
+    /// The metadata of an object that belongs to the same app as the certificate.
     pub(crate) fn metadata(&self, key: &ObjectKey) -> Value {
         let mut metadata = json!({"name": key.name, "labels": {"app.kubernetes.io/name": self.app,
             "app.kubernetes.io/part-of": "portico", MANAGED_BY.0: MANAGED_BY.1}});

@@ -56,7 +56,8 @@ pub(crate) async fn elect_operator(
     let (holding, holds) = channel::channel(Leads::default());
     let (other, others) = channel::channel(None);
     let whole = leader::elect(client.clone(), settings, holding, other);
-    // In this order: two that each hold one of the two would wait for each other for ever.
+    // First the Lease of the cluster, then that of the front Service. Otherwise two operators could hold one
+    // each and wait for ever.
     let within = leader::elect_while(client, front.lease(), Some(holds), leading, channel::Sender::new(None));
     join3(whole, within, tell(service, others, events, status)).await;
 }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;
 use crate::status::StatusHandle;
-use crate::write::{REQUEST_TIMEOUT, RequestError, WriteError, only_this, request};
+use crate::write::{REQUEST_TIMEOUT, RequestError, WriteError, is_terminating, only_this, request};
 
 /// What is under the name of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(crate) trait Managed: Send + Sync {
     fn presence(&self) -> Presence;
     /// Applies it.
     fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<Put, WriteError>>;
-    /// Deletes it if it is Portico's. Returns whether it was.
+    /// Deletes it if it is Portico's. Returns whether its deletion began by that.
     fn remove<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, Result<bool, WriteError>>;
     /// The other writer that this object is left to now.
     fn yielded_to(&self, now: Instant) -> Option<String>;
@@ -109,9 +109,9 @@ impl<K: Resource + Send + Sync + 'static> ManagedObject<K> {
         if self.presence() != Presence::Ours {
             return Ok(false);
         }
-        delete(client, &self.cache, &self.key, &self.value().unwrap_or_default()).await?;
+        let deleted = delete(client, &self.cache, &self.key, &self.value().unwrap_or_default()).await?;
         self.backoff().deleted();
-        Ok(true)
+        Ok(deleted)
     }
 }
 
@@ -157,22 +157,27 @@ pub(crate) async fn made_once<K: Resource + Send + Sync + 'static>(
     made.map_err(|source| WriteError::Apply { kind: K::KIND, source })
 }
 
-/// Deletes `object`, and none that somebody made anew under its name.
+/// Deletes `object`, and none that somebody made anew under its name. Returns whether its deletion began by
+/// that: one that is being deleted is left to end.
 pub(crate) async fn delete<K: Resource + Send + Sync + 'static>(
     client: &Client,
     cache: &Cache<K>,
     key: &ObjectKey,
     object: &Value,
-) -> Result<(), WriteError> {
+) -> Result<bool, RequestError> {
+    if is_terminating(object) {
+        return Ok(false);
+    }
     let params = only_this(object);
     let api = api::<K>(client, &key.namespace);
-    match request(&format!("deleting {} {key}", K::KIND), api.delete(&key.name, &params)).await {
-        Ok(_) => {}
-        Err(error) if error.status().is_some_and(Status::is_not_found) => {}
-        Err(error) => return Err(error.into()),
-    }
+    let deleted = match request(&format!("deleting {} {key}", K::KIND), api.delete(&key.name, &params)).await
+    {
+        Ok(_) => true,
+        Err(error) if error.status().is_some_and(Status::is_not_found) => false,
+        Err(error) => return Err(error),
+    };
     cache.gone(&key.namespace, &key.name);
-    Ok(())
+    Ok(deleted)
 }
 
 impl<K: Resource + Send + Sync + 'static> Managed for ManagedObject<K> {
@@ -219,5 +224,26 @@ impl<K: Resource + Send + Sync + 'static> Managed for ManagedObject<K> {
 
     fn forget(&self) {
         *self.backoff() = RepairBackoff::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Service;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::FakeApi;
+
+    #[tokio::test]
+    async fn what_is_being_deleted_is_not_deleted_again() {
+        let (cache, _writer) = Cache::<Service>::new();
+        let key = ObjectKey::new("cluster-a", "front-loadbalancer");
+        let held = json!({"metadata": {"namespace": key.namespace, "name": key.name, "uid": "1",
+            "finalizers": ["service.kubernetes.io/load-balancer-cleanup"],
+            "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        // It panics at any DELETE.
+        let api = FakeApi::default();
+        assert!(!delete(&api.client(), &cache, &key, &held).await.unwrap());
     }
 }

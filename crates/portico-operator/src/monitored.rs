@@ -86,7 +86,7 @@ impl Monitored {
         self.credentials.lock().now.get(cluster).cloned()
     }
 
-    /// How the watches do.
+    /// The status of the watches.
     pub fn status(&self) -> StatusHandle {
         self.status.clone()
     }
@@ -125,7 +125,7 @@ struct Listed<K, V>(Mutex<Lists<K, V>>);
 #[derive(Debug)]
 struct Lists<K, V> {
     now: HashMap<K, V>,
-    /// Of a list that has not come to its end.
+    /// What an unfinished list has brought so far.
     coming: HashMap<K, V>,
     listed: bool,
 }

@@ -17,8 +17,8 @@ use crate::kkp::{Kkp, KkpWatch};
 /// What is shorter is a restart of the API server, which concerns nobody.
 const LONG: Duration = Duration::from_secs(30);
 
-/// How long a replica waits to lead again, which takes a while where the API server is slow. One that leads
-/// instead tells of what it saw itself.
+/// How long a replica waits to lead again, which takes a while where the API server is slow. If another
+/// replica leads by then, that one reports the outage.
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// The name of this watcher on Events.
@@ -26,7 +26,7 @@ pub(crate) const CONTROLLER: &str = "portico-operator";
 
 /// Since when the API server fails.
 pub(crate) struct Outage {
-    /// From when on it was asked in vain, at the latest.
+    /// Time of the first failure. The outage may have begun earlier.
     since: Option<Instant>,
     over: channel::Sender<Duration>,
 }

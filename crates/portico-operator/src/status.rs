@@ -81,7 +81,7 @@ pub struct WebhookStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedsStatus {
-    /// How it stands with each.
+    /// The status of each Seed.
     pub reports: BTreeMap<ObjectKey, SeedReport>,
     /// When the certificate of the tunnel listener ends, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +91,7 @@ pub struct SeedsStatus {
     pub observing: Option<String>,
 }
 
-/// How it stands with one Seed.
+/// The status of one Seed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedReport {
@@ -111,11 +111,11 @@ pub struct SeedReport {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartsStatus {
-    /// How it stands with each.
+    /// The status of that part of each cluster, by the name of the cluster.
     pub reports: BTreeMap<String, PartReport>,
 }
 
-/// How it stands with that part of one cluster.
+/// The status of one part of one cluster: its inside, or its control plane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartReport {
@@ -130,8 +130,9 @@ pub struct PartReport {
 }
 
 impl PartsStatus {
-    /// Records how it stands with a cluster: whether it is ready, the reason, and a sentence. `failed` counts
-    /// a failed pass. If it is news, returns how many have trouble.
+    /// Records the status of that part of a cluster: whether it is ready, the reason, and a sentence.
+    /// `failed` counts a failed pass. If one of the first two changed, returns how many clusters have
+    /// trouble.
     pub(crate) fn record(
         &mut self,
         cluster: &str,
@@ -159,7 +160,7 @@ impl PartsStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClustersStatus {
-    /// How it stands with each.
+    /// The status of each cluster, by name.
     pub reports: BTreeMap<String, ClusterReport>,
     /// Those that migrate between strategies, and what is under way.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -169,7 +170,7 @@ pub struct ClustersStatus {
     pub observing: Option<String>,
 }
 
-/// How it stands with one cluster.
+/// The status of one cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterReport {
@@ -230,7 +231,8 @@ impl ClusterInfo {
 pub struct ExposedClustersStatus {
     /// Clusters whose ExposedCluster is as it should be.
     pub written: usize,
-    /// Clusters that must not be used as written; an ExposedCluster that was written before stays.
+    /// Clusters that must not be used as written, or whose ExposedCluster records a migration; one that was
+    /// written before stays.
     pub refused: usize,
     /// Clusters whose ExposedCluster cannot be written.
     pub failed: usize,
@@ -247,7 +249,7 @@ pub struct ServiceStatus {
     pub found: bool,
     /// Ports that are wanted, those of the gateway itself included, and not held back.
     pub used: usize,
-    /// Of these, how many the Service has.
+    /// How many of the `used` ports the Service has.
     pub published: usize,
     /// Most ports that it may have.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,7 +258,8 @@ pub struct ServiceStatus {
     pub waiting: Vec<Waiting>,
     /// Updates of the Service since this process started.
     pub writes: u64,
-    /// Updates that the API server refused, or did not answer in time.
+    /// Requests that the API server refused, or did not answer in time: to read the Service before an
+    /// update, the update itself, or to write the condition.
     pub failed_writes: u64,
     /// Writes of this process that another client has reverted.
     pub reverts: u64,

@@ -1,9 +1,9 @@
 //! An API server in memory, for tests of controllers on a paused clock.
 //!
-//! It lists and watches Services, ExposedClusters and the kinds of KKP, merge-patches the first, applies the
-//! second, keeps one Lease and collects Events. Tests beside a real API server are in `tests/`.
+//! It lists and watches the kinds in [`PLURALS`], merge-patches Services and the status of Clusters, applies
+//! ExposedClusters, keeps Leases and collects Events. Tests beside a real API server are in `tests/`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -23,7 +23,19 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tower::Service;
 
 /// The kinds that are listed and watched.
-const PLURALS: [&str; 5] = ["services", "seeds", "clusters", "kubermaticconfigurations", "exposedclusters"];
+const PLURALS: [&str; 8] = [
+    "services",
+    "namespaces",
+    "endpointslices",
+    "deployments",
+    "seeds",
+    "clusters",
+    "kubermaticconfigurations",
+    "exposedclusters",
+];
+
+/// The Lease of the front Service of [`plan`].
+const FRONT_LEASE: &str = "portico-front-portico";
 
 type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>;
 
@@ -39,6 +51,16 @@ pub(crate) fn plan() -> FrontSettings {
     }
 }
 
+/// What becomes of a write of a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Done,
+    /// Done, while the answer says that nobody knows.
+    Unknown,
+    /// Another client was faster.
+    Conflict,
+}
+
 /// The API server. Clones share one state.
 #[derive(Clone, Default)]
 pub(crate) struct FakeApi(Arc<Mutex<State>>);
@@ -50,14 +72,17 @@ struct State {
     objects: BTreeMap<String, Value>,
     /// Kinds that are not Kubernetes' own and are served all the same.
     installed: BTreeSet<String>,
-    lease: Option<Value>,
+    /// By name.
+    leases: BTreeMap<String, Value>,
     events: Vec<Value>,
     watches: Vec<Watch>,
     writes: usize,
     /// Requests for Services get this status instead of an answer.
     refusal: Option<StatusCode>,
-    /// The same for patches of their `spec`.
+    /// Patches of Services, except of their status, get this status instead of an answer.
     write_refusal: Option<StatusCode>,
+    /// What becomes of the next writes of Services. Those after them are done.
+    fates: VecDeque<Fate>,
     /// How many writes are accepted before they are refused.
     writes_left: Option<usize>,
     /// Changes each Service as it is written, as an admission webhook does.
@@ -141,6 +166,11 @@ impl FakeApi {
         self.state().write_refusal = status;
     }
 
+    /// This becomes of the next writes of Services.
+    pub(crate) fn decide(&self, fates: impl IntoIterator<Item = Fate>) {
+        self.state().fates.extend(fates);
+    }
+
     /// From now on each Service is changed as it is written.
     pub(crate) fn alter(&self, webhook: fn(&mut Value)) {
         self.state().webhook = Some(webhook);
@@ -168,20 +198,21 @@ impl FakeApi {
         self.state().events.iter().map(|event| event["reason"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The holder of the Lease.
+    /// The holder of the Lease of the front Service.
     pub(crate) fn holder(&self) -> Option<String> {
         let state = self.state();
-        let holder = state.lease.as_ref()?["spec"]["holderIdentity"].as_str()?;
+        let holder = state.leases.get(FRONT_LEASE)?["spec"]["holderIdentity"].as_str()?;
         Some(holder.to_owned())
     }
 
-    /// Gives the Lease to a replica that is not there.
+    /// Gives that Lease to a replica that is not there.
     pub(crate) fn hold_lease(&self, holder: &str) {
-        self.state().lease = Some(json!({
+        let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"name": "portico-front-portico", "namespace": "portico", "resourceVersion": "1"},
+            "metadata": {"name": FRONT_LEASE, "namespace": "portico", "resourceVersion": "1"},
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15},
-        }));
+        });
+        self.state().leases.insert(FRONT_LEASE.to_owned(), lease);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -243,14 +274,22 @@ impl FakeApi {
                 }
                 state.apply("exposedclusters", patch)
             }
-            ("GET", path, _) if path.contains("/leases/") => match &state.lease {
+            ("PATCH", path, Some(patch)) if path.contains("/clusters/") => {
+                let key = format!("clusters/{}", last_of(path.trim_end_matches("/status")));
+                let mut cluster = state.objects[&key].clone();
+                merge(&mut cluster, &patch);
+                state.put("clusters", cluster);
+                success(&state.objects[&key])
+            }
+            ("GET", path, _) if path.contains("/leases/") => match state.leases.get(last_of(path)) {
                 Some(lease) => success(lease),
                 None => failure(StatusCode::NOT_FOUND),
             },
             ("POST" | "PUT", path, Some(mut lease)) if path.contains("/leases") => {
                 state.version += 1;
                 lease["metadata"]["resourceVersion"] = state.version.to_string().into();
-                state.lease = Some(lease.clone());
+                let name = lease["metadata"]["name"].as_str().unwrap().to_owned();
+                state.leases.insert(name, lease.clone());
                 success(&lease)
             }
             ("POST" | "PATCH", path, Some(event)) if path.contains("/events") => {
@@ -278,7 +317,10 @@ impl State {
         };
         let is_status = patch.get("status").is_some();
         let version = &patch["metadata"]["resourceVersion"];
-        if !is_status && service["metadata"]["resourceVersion"] != *version {
+        let next = if is_status { None } else { self.fates.pop_front() };
+        let fate = next.unwrap_or(Fate::Done);
+        let is_outdated = !is_status && service["metadata"]["resourceVersion"] != *version;
+        if is_outdated || fate == Fate::Conflict {
             return failure(StatusCode::CONFLICT);
         }
         merge(&mut service, patch);
@@ -289,6 +331,9 @@ impl State {
             }
         }
         self.put("services", service);
+        if fate == Fate::Unknown {
+            return failure(StatusCode::GATEWAY_TIMEOUT);
+        }
         success(&self.objects[name])
     }
 
@@ -358,6 +403,11 @@ fn fields(value: &Value) -> Value {
 fn named(path: &str) -> String {
     let parts: Vec<_> = path.trim_end_matches("/status").rsplit('/').collect();
     format!("services/{}/{}", parts[2], parts[0])
+}
+
+/// The name at the end of a path.
+fn last_of(path: &str) -> &str {
+    path.rsplit('/').next().unwrap()
 }
 
 /// `namespace/name`, or `name`.

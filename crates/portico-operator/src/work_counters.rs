@@ -34,7 +34,7 @@ pub(crate) struct WorkCounters {
 }
 
 impl WorkCounters {
-    /// Of the controller with this name, with nothing done yet.
+    /// Counters of the controller with this name, with nothing done yet.
     pub(crate) fn new(controller: &'static str, status: &StatusHandle) -> Self {
         let counters = Self { controller, status: status.clone() };
         counters.update(|_| ());
@@ -78,7 +78,7 @@ type Waiting = HashSet<(Option<String>, String)>;
 
 /// The objects that wait for a pass. The queue of the `kube` crate does not say how long it is.
 ///
-/// Retries that are due are not among them: they wait for nothing but a slot.
+/// Retries are not counted, only objects that a trigger named.
 #[derive(Debug, Clone)]
 pub(crate) struct Queue {
     waiting: Arc<Mutex<Waiting>>,

@@ -127,13 +127,18 @@ pub(crate) async fn request<T, E: Error + Send + Sync + 'static>(
     }
 }
 
-/// Of the deletion of `object`, and of none that somebody made anew under its name.
+/// Parameters for deleting `object`, and none that somebody made anew under its name.
 pub(crate) fn only_this(object: &Value) -> DeleteParams {
     let uid = object.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
     DeleteParams {
         preconditions: Some(Preconditions { uid, resource_version: None }),
         ..DeleteParams::default()
     }
+}
+
+/// Whether the deletion of `object` has begun. A finalizer may hold it for long.
+pub(crate) fn is_terminating(object: &Value) -> bool {
+    object.pointer("/metadata/deletionTimestamp").is_some()
 }
 
 /// An object of the seed as Events name what they are about.

@@ -43,8 +43,8 @@ pub(crate) struct Reflector {
     kinds: BTreeMap<Kind, Watched>,
     /// Services without one of these annotations are ignored, unless nodes lead to them.
     annotations: Option<ExposeKeys>,
-    /// The ClusterIPs of all Services, with the number, modulo 256, of the last listing that had each.
-    cluster_ips: HashMap<IpAddr, u8>,
+    /// The ClusterIPs of all Services, with the number of the last listing that had each.
+    cluster_ips: HashMap<IpAddr, u32>,
     /// Changes of ClusterIPs that were not taken yet.
     cluster_ip_changes: Vec<Change<IpAddr>>,
     problems: BTreeMap<ObjectRef, ManifestProblem>,
@@ -57,9 +57,9 @@ pub(crate) struct Reflector {
 /// The objects of one kind.
 #[derive(Debug, Default)]
 struct Watched {
-    /// By `namespace/name`, or `name`: the number, modulo 256, of the last listing that had the object.
-    objects: HashMap<Box<str>, u8>,
-    listing: u8,
+    /// By `namespace/name`, or `name`: the number of the last listing that had the object.
+    objects: HashMap<Box<str>, u32>,
+    listing: u32,
     listed: bool,
     /// Changes of a first listing that must arrive all at once.
     held: Vec<Change<Object>>,
@@ -107,7 +107,7 @@ impl Reflector {
         let Some(watched) = self.kinds.get_mut(&kind) else { return };
         match event {
             watcher::Event::Init => {
-                watched.listing = watched.listing.wrapping_add(1);
+                watched.listing += 1;
                 if !watched.listed {
                     // A first listing that failed half way starts again, and so do its changes.
                     watched.held.clear();

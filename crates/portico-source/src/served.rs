@@ -75,6 +75,22 @@ pub struct Unread {
     pub metadata: Metadata,
 }
 
+impl<K> Served<K> {
+    /// Where the object cannot be read, puts back what was read `last`, less the metadata that must be known
+    /// of it. Another object of the same name is no earlier version of this one.
+    pub fn keep_last_read(&mut self, last: Option<&Self>) {
+        let Some(unread) = &self.unread else { return };
+        let Some(Ok(last)) = last.map(|last| &last.object) else { return };
+        if last.metadata().uid == unread.metadata.uid {
+            let mut kept = last.clone();
+            let metadata = kept.metadata_mut();
+            metadata.finalizers = unread.metadata.finalizers.clone();
+            metadata.deletion_timestamp = unread.metadata.deletion_timestamp;
+            self.object = Ok(kept);
+        }
+    }
+}
+
 impl<'de, K: ServedKind> Deserialize<'de> for Served<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;

@@ -147,7 +147,7 @@ fn replica(server: &Arc<Server>, way: &Arc<Way>, identity: &str) -> watch::Recei
     telling(server, way, identity).0
 }
 
-/// The same, with what is known of the other holder.
+/// Begins to elect. Returns also what is known of the other holder.
 fn telling(
     server: &Arc<Server>,
     way: &Arc<Way>,
@@ -158,7 +158,7 @@ fn telling(
     (leads, others)
 }
 
-/// How the two stand, second by second. Never lead both.
+/// Whether each of the two leads after so many seconds. Both together never do.
 async fn for_seconds(seconds: u64, a: &watch::Receiver<Leads>, b: &watch::Receiver<Leads>) -> (bool, bool) {
     for _ in 0..seconds * 10 {
         sleep(Duration::from_millis(100)).await;

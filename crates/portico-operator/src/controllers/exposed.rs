@@ -4,8 +4,8 @@
 //! What an ExposedCluster says is decided by [`portico_expose::projection`]. It is written by server-side
 //! apply, only if something differs, and only by the leader. It is owned by its Cluster and goes with it: the
 //! garbage collector of the seed deletes it. A Cluster that must not be used as written keeps the
-//! ExposedCluster it has. Every object is written by itself, so that a process that is killed between two
-//! writes leaves the rest to the next one.
+//! ExposedCluster it has, and so does one that an operator migrates. Every object is written by itself, so
+//! that a process that is killed between two writes leaves the rest to the next one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Cluster, EXPOSED};
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::Kind;
 use portico_expose::doors::Doors;
@@ -40,13 +40,19 @@ use crate::clusters::{ClusterWatch, Work};
 use crate::follow::{drive, on_change, pause};
 use crate::installation::Installation;
 use crate::manager::Manager;
-use crate::status::StatusHandle;
+use crate::status::{ExposedClustersStatus, StatusHandle};
 use crate::work_counters::WorkCounters;
 use crate::write::WRITE_REFUSED;
 
 mod watch;
 
 pub(crate) use watch::ExposedWatch;
+
+/// The reason of a Cluster that must not be used as written.
+pub(crate) const NOT_USABLE: &str = "ClusterNotUsable";
+
+/// The reason of a Cluster whose ExposedCluster is the record of a migration.
+const MIGRATION_RECORDED: &str = "MigrationRecorded";
 
 /// Time limit of a write. The API server may have done it all the same; the watch will tell.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -88,15 +94,35 @@ enum WriteError {
     NoAnswer,
 }
 
-/// How it stands with the ExposedCluster of one Cluster.
+/// Status of the ExposedCluster of one Cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     /// It is as it should be.
     Written,
-    /// The Cluster must not be used as written; the ExposedCluster stays as it was, or absent.
-    Refused(String),
+    /// For this reason, and as this text says, the ExposedCluster stays as it was, or absent.
+    Refused(&'static str, String),
     /// So many writes have failed in a row.
     Failed(u32, String),
+}
+
+impl State {
+    /// The reason of what is wrong, and a sentence.
+    fn trouble(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::Written => None,
+            Self::Refused(reason, text) => Some((reason, text)),
+            Self::Failed(_, text) => Some((WRITE_REFUSED, text)),
+        }
+    }
+
+    /// Where the report counts this state.
+    fn count<'a>(&self, report: &'a mut ExposedClustersStatus) -> &'a mut usize {
+        match self {
+            Self::Written => &mut report.written,
+            Self::Refused(..) => &mut report.refused,
+            Self::Failed(..) => &mut report.failed,
+        }
+    }
 }
 
 /// Everything that a reconciliation needs.
@@ -184,10 +210,18 @@ impl Context {
         if !self.leads.borrow().now() || !known || !self.written.is_known() {
             return None;
         }
-        match projection(cluster, &self.installation, None) {
+        let wanted = projection(cluster, &self.installation, None);
+        let wanted = wanted.map_err(|why| State::Refused(NOT_USABLE, why)).and_then(|wanted| {
+            let recorded = self.written.get("", &cluster.metadata.name);
+            match recorded.and_then(|seen| migration(cluster, &seen.value(), &wanted)) {
+                Some(why) => Err(State::Refused(MIGRATION_RECORDED, why)),
+                None => Ok(wanted),
+            }
+        });
+        match wanted {
             Ok(wanted) => Some(wanted),
-            Err(why) => {
-                self.set(cluster, State::Refused(why)).await;
+            Err(refused) => {
+                self.set(cluster, refused).await;
                 None
             }
         }
@@ -201,28 +235,23 @@ impl Context {
         Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
     }
 
-    /// Records how it stands with one Cluster, and says so if that is news.
+    /// Records the status of one Cluster's ExposedCluster, and reports it if it changed.
     async fn set(&self, cluster: &Cluster, state: State) {
         let name = cluster.metadata.name.to_string();
-        let text = match &state {
-            State::Written => None,
-            State::Refused(text) => Some((text.clone(), "ClusterNotUsable", Severity::Warning)),
-            State::Failed(_, text) => Some((text.clone(), WRITE_REFUSED, Severity::Warning)),
+        let before = {
+            let mut states = self.states();
+            let before = states.insert(name.clone(), state.clone());
+            self.report(&name, before.as_ref(), Some(&state));
+            before
         };
-        let before = self.states().insert(name.clone(), state.clone());
-        self.report();
-        let same = matches!(
-            (&before, &state),
-            (None | Some(State::Written), State::Written)
-                | (Some(State::Failed(..)), State::Failed(..))
-                | (Some(State::Refused(_)), State::Refused(_))
-        );
-        if same {
+        let reason = |state: &State| state.trouble().map(|(reason, _)| reason);
+        if before.as_ref().and_then(reason) == reason(&state) {
             return;
         }
-        let (text, reason, severity) = text.unwrap_or_else(|| {
-            ("The ExposedCluster is as it should be".to_owned(), "ExposedClusterWritten", Severity::Normal)
-        });
+        let (reason, text, severity) = match state.trouble() {
+            Some((reason, text)) => (reason, text, Severity::Warning),
+            None => ("ExposedClusterWritten", "The ExposedCluster is as it should be", Severity::Normal),
+        };
         let troubled = self.status.update(|status| status.exposed_clusters.troubles.len());
         match severity {
             Severity::Warning if troubled <= MAX_LOGGED => warn!(cluster = name, reason, "{text}"),
@@ -232,36 +261,30 @@ impl Context {
             _ => debug!(cluster = name, reason, "{text}"),
         }
         let object = reference(cluster);
-        let note = Note { severity, reason, action: "ExposeCluster", text: &text };
+        let note = Note { severity, reason, action: "ExposeCluster", text };
         self.events.publish(&object, note).await;
     }
 
     /// Drops what is recorded about Clusters that are gone.
     fn forget_gone(&self) {
-        self.states().retain(|name, _| self.clusters.exists(name));
-        self.report();
+        self.states().retain(|name, state| {
+            let exists = self.clusters.exists(name);
+            if !exists {
+                self.report(name, Some(state), None);
+            }
+            exists
+        });
     }
 
     fn forget_all(&self) {
-        self.states().clear();
-        self.report();
+        let mut states = self.states();
+        states.clear();
+        self.status.update(|status| status.exposed_clusters = ExposedClustersStatus::default());
     }
 
-    fn report(&self) {
-        let states = self.states().clone();
-        self.status.update(|status| {
-            let report = &mut status.exposed_clusters;
-            report.written = states.values().filter(|state| **state == State::Written).count();
-            report.refused = states.values().filter(|state| matches!(state, State::Refused(_))).count();
-            report.failed = states.values().filter(|state| matches!(state, State::Failed(..))).count();
-            report.troubles = states
-                .into_iter()
-                .filter_map(|(name, state)| match state {
-                    State::Written => None,
-                    State::Refused(text) | State::Failed(_, text) => Some((name, text)),
-                })
-                .collect();
-        });
+    /// Brings the change of one Cluster into the report, while `states` is locked.
+    fn report(&self, name: &str, before: Option<&State>, now: Option<&State>) {
+        self.status.update(|status| update(&mut status.exposed_clusters, name, before, now));
     }
 
     fn states(&self) -> MutexGuard<'_, BTreeMap<String, State>> {
@@ -271,6 +294,42 @@ impl Context {
     fn all(&self) -> Work {
         self.clusters.all()
     }
+}
+
+/// Brings the change of one Cluster into the report. All of them are not counted anew: a start with 10,000
+/// Clusters has as many changes.
+fn update(report: &mut ExposedClustersStatus, name: &str, before: Option<&State>, now: Option<&State>) {
+    if let Some(before) = before {
+        *before.count(report) -= 1;
+    }
+    if let Some(now) = now {
+        *now.count(report) += 1;
+    }
+    match now.and_then(State::trouble) {
+        Some((_, text)) => _ = report.troubles.insert(name.to_owned(), text.to_owned()),
+        None => _ = report.troubles.remove(name),
+    }
+}
+
+/// Why the ExposedCluster of `cluster` stays as it was `recorded`: an operator migrates the cluster by it.
+/// `wanted` knows of one door alone, and the operator would then close the one that users know.
+fn migration(cluster: &Cluster, recorded: &Value, wanted: &Value) -> Option<String> {
+    let owner = recorded.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
+    // One of a Cluster of the same name before says nothing.
+    let is_its = owner == Some(&cluster.metadata.uid);
+    let has_two_doors = recorded.pointer("/spec/migration").is_some();
+    // Only an operator writes the condition. Without one, another strategy is in force at once.
+    let moves = cluster.status.conditions.contains_key(EXPOSED)
+        && recorded.pointer("/spec/exposeStrategy") != wanted.pointer("/spec/exposeStrategy");
+    let name = &*cluster.metadata.name;
+    (is_its && (has_two_doors || moves)).then(|| {
+        format!(
+            "ExposedCluster {name} records a migration, which only portico operator takes further: it stays \
+             as it is. Run the operator, and portico front with --without-exposed-clusters. If there is to \
+             be no operator any more: kubectl delete exposedcluster {name}, and it is made anew without the \
+             migration"
+        )
+    })
 }
 
 /// The Cluster as Events name it.

@@ -1,7 +1,7 @@
 //! The exposure controller: what makes each Cluster reachable, where no other controller does that.
 //!
 //! For each Cluster: its strategy, if it names none; namespace, Services and EndpointSlices; its
-//! ExposedCluster, from which gateways work; `status.address`, and a condition that says how it stands. What
+//! ExposedCluster, from which gateways work; `status.address`, and the condition `PorticoExposed`. What
 //! these are is decided by [`portico_expose::exposure`]. One pass is enough: what depends on NodePorts is
 //! planned again with those that the API server allocated. Nothing is written that is as it should be.
 //!
@@ -36,7 +36,7 @@ use tracing::info;
 use crate::cache::{Cache, api};
 use crate::clusters::{LastWritten, Work};
 use crate::contention::RepairBackoffs;
-use crate::controllers::exposed::follow_written;
+use crate::controllers::exposed::{NOT_USABLE, follow_written};
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
@@ -188,16 +188,25 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Kkp::Unknown => return Ok(Action::await_change()),
         Kkp::Present(deployment) => {
             context.observe(Some(deployment));
-            // The one object that is not KKP's.
-            if let Err(error) = context.write_exposed(cluster, None).await {
-                // On record, so that the pauses grow; a condition would be a write beside KKP.
-                let reachability = error.reachability();
-                context.counters.failed(reachability.reason);
-                report(cluster, &reachability, true, &context.status, &context.events).await;
-                return Err(error);
-            }
-            context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
-            return Ok(Action::await_change());
+            // The one object that is not KKP's. A condition would be a write beside KKP.
+            return match context.write_exposed(cluster, None).await {
+                Ok(None) => {
+                    context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
+                    Ok(Action::await_change())
+                }
+                Ok(Some(message)) => {
+                    let not_usable = Reachability { exposed: false, reason: NOT_USABLE, message };
+                    report(cluster, &not_usable, false, &context.status, &context.events).await;
+                    Ok(Action::await_change())
+                }
+                Err(error) => {
+                    // On record, so that the pauses grow.
+                    let reachability = error.reachability();
+                    context.counters.failed(reachability.reason);
+                    report(cluster, &reachability, true, &context.status, &context.events).await;
+                    Err(error)
+                }
+            };
         }
         Kkp::Absent => context.observe(None),
     }
@@ -220,7 +229,8 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     let version = served.resource_version();
     let outcome = match context.pass(cluster, version.as_deref()).await {
         done @ Ok(Outcome::Done(_)) => done,
-        // Without the pods of a rollout before, whatever else must stay or could not be written.
+        // Also when the pass waits, stopped or failed, the EndpointSlices of the cluster's own load balancer
+        // must have the gateway's present pods only.
         other => context.follow_gateways(cluster).await.and(other),
     };
     context.counters.passed(started.elapsed());
@@ -351,9 +361,65 @@ fn names(resolved: mpsc::Receiver<String>) -> impl Stream<Item = Work> + Send {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
+    use tokio::time::sleep;
 
     use super::*;
+    use crate::testing::{FakeApi, plan};
+    use crate::{Operator, Settings};
+
+    fn allowing(range: &str) -> Value {
+        json!({"metadata": {"name": "a", "uid": "1"},
+            "spec": {"exposeStrategy": "NodePort", "cloud": {"dc": "lab-1"},
+                "apiServerAllowedIPRanges": {"cidrBlocks": [range]}}})
+    }
+
+    /// A seed with KKP's controllers and one Cluster.
+    fn beside_kkp() -> FakeApi {
+        let (api, kkp) = (FakeApi::default(), portico_api::kkp::DEPLOYMENT);
+        for plural in ["namespaces", "endpointslices", "exposedclusters"] {
+            api.install(plural);
+        }
+        let named = |name: &str| json!({"namespace": "kubermatic", "name": name});
+        let datacenters = json!({"lab-1": {}});
+        api.put_seed(json!({"metadata": named("north"), "spec": {"datacenters": datacenters}}));
+        let ingress = json!({"domain": "example.com"});
+        let configuration = json!({"metadata": named("kkp"), "spec": {"ingress": ingress}});
+        api.put_of("kubermaticconfigurations", configuration);
+        let selector = json!({"matchLabels": {"app.kubernetes.io/name": kkp}});
+        api.put_of("deployments", json!({"metadata": named(kkp), "spec": {"selector": selector}}));
+        api.put_of("clusters", allowing("203.0.113.0/24"));
+        api
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beside_kkp_a_cluster_that_cannot_be_used_is_told_of_until_it_can() {
+        let api = beside_kkp();
+        let exposure = ExposureSettings {
+            front: plan().front,
+            sni_port: 6_443,
+            node_ips: Vec::new(),
+            name_servers: Vec::new(),
+        };
+        let operator = Operator::new(api.client(), Settings::new(plan(), "this"), exposure);
+        let status = operator.status();
+        tokio::spawn(operator.run(std::future::pending()));
+        let until = async |what: &str, holds: &dyn Fn() -> bool| {
+            let give_up = Instant::now() + Duration::from_mins(5);
+            while !holds() {
+                assert!(Instant::now() < give_up, "{what}: {:?}", status.get());
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let reports = || status.get().clusters.unwrap_or_default().reports;
+        until("the ExposedCluster", &|| api.all_of("exposedclusters").len() == 1).await;
+        api.put_of("clusters", allowing("nonsense"));
+        until("the Event", &|| api.reasons() == ["ClusterNotUsable"]).await;
+        let report = reports().remove("a").unwrap();
+        assert!(!report.exposed && report.message.contains("nonsense"), "{report:?}");
+        api.put_of("clusters", allowing("198.51.100.0/24"));
+        until("the end of the trouble", &|| reports().is_empty()).await;
+    }
 
     #[test]
     fn of_services_in_the_namespace_of_a_cluster_those_are_held_that_are_written_there() {

@@ -1,6 +1,6 @@
 //! The front Service controller: the ports of LoadBalancer Services follow the Services that they publish.
 //!
-//! The one of the seed has the NodePorts of all clusters, and the settings of the Seed (`carry`). The one
+//! The one of the seed has the NodePorts of all clusters, and the settings of the Seed (`patch`). The one
 //! of a cluster with the strategy LoadBalancer (`front-loadbalancer`, which KKP makes) has those of its
 //! cluster.
 //!
@@ -68,6 +68,9 @@ const CONDITION: &str = "portico.k8c.io/Published";
 /// Time limit of a request. The API server may have done it all the same; the next pass will tell.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The first HTTP status of an API server that did not get to an end: etcd, say, did not answer it.
+const SERVER_ERROR: u16 = 500;
+
 /// Services that are reconciled at the same time. One that an admission webhook keeps waiting must not hold
 /// the others up.
 const CONCURRENCY: u16 = 8;
@@ -87,6 +90,11 @@ impl RequestError {
     /// The Service was written by another client between reading and writing: no failure, plan anew.
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(kube::Error::Api(status)) if status.is_conflict())
+    }
+
+    /// The API server may have done it all the same: its answer is lost, or says that it does not know.
+    fn may_be_done(&self) -> bool {
+        !matches!(self, Self::Refused(kube::Error::Api(status)) if status.code < SERVER_ERROR)
     }
 }
 
@@ -232,7 +240,8 @@ impl State {
 
     /// Starts to reconcile: `None`. Or returns what to wait for.
     fn start(&mut self, now: Instant) -> Option<Action> {
-        if self.contention.due().is_some_and(|due| due <= now) {
+        // A burst that waits is not put off.
+        if self.debounce.due().is_none() && self.contention.due().is_some_and(|due| due <= now) {
             self.debounce.changed(now);
         }
         (!self.debounce.start(now)).then(|| self.next(now))
@@ -370,7 +379,7 @@ impl Context {
         troubles: &mut Troubles,
     ) -> Pass {
         let mut outcome = Pass::Done;
-        let mut wrote = false;
+        let (mut wrote, mut in_doubt) = (false, false);
         let mut patches = Vec::new();
         if let Some(wanted) = wanted {
             let carried = settings_patch(front, wanted);
@@ -387,25 +396,34 @@ impl Context {
             match request(api.patch(&key.name, &merging(), &Patch::Merge(&patch))).await {
                 Ok(written) => {
                     *front = written;
-                    wrote = true;
+                    // A request before it was for the same version. It was not done, and cannot be any more.
+                    (wrote, in_doubt) = (true, false);
                     self.status.service(key, |status| status.writes += 1);
                     self.counters.wrote(Kind::Service.name());
                     info!(service = %key, what, ports = plan.ports.len(), "front Service updated");
                 }
-                Err(error) if error.is_conflict() => return Pass::Again,
+                Err(error) if error.is_conflict() => {
+                    outcome = Pass::Again;
+                    break;
+                }
                 Err(error) => {
                     outcome = Pass::Failed;
+                    in_doubt |= error.may_be_done();
                     self.status.service(key, |status| status.failed_writes += 1);
                     self.counters.failed(Trouble::WriteRefused.reason());
                     troubles.insert(Trouble::WriteRefused, format!("Cannot write the {what}: {error}"));
                 }
             }
         }
-        if wrote {
+        if in_doubt {
+            // What the next pass finds may be of this one, and is nobody's revert.
+            self.state(key, |state| state.left = None);
+        } else if wrote {
             let no_settings = LoadBalancerSettings::default();
             let carried = wanted.unwrap_or(&no_settings).annotations.keys();
             let left = Left::of(front, carried);
-            // What comes back otherwise was changed on the way: to write it again would never end.
+            // The API server returned other values than were written, so something changes them on the way.
+            // This counts as a revert, because writing again would never end.
             let altered = outcome == Pass::Done
                 && (self.plan(key, front).changed
                     || wanted.is_some_and(|wanted| settings_patch(front, wanted).patch.is_some()));
@@ -558,21 +576,22 @@ impl Context {
     /// for others.
     fn only_concerned(
         &self,
-        event: watcher::Event<Served<Service>>,
+        mut event: watcher::Event<Served<Service>>,
     ) -> Option<watcher::Event<Served<Service>>> {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+        if let InitApply(served) | Apply(served) = &mut event {
+            let last = self.services.get(&ObjectRef::from_obj(served));
+            served.keep_last_read(last.as_deref());
+            if let Some(unread) = &served.unread {
+                let (service, error) = (&served.reference, &unread.why);
+                warn!(%service, %error, "cannot read a Service; it stays as it was");
+            }
+        }
         let concerns = |served: &Served<Service>| {
             service_of(served).is_some_and(|service| self.settings.concerns(service))
         };
         match event {
             Init | InitDone => Some(event),
-            InitApply(ref served) | Apply(ref served) if served.object.is_err() => {
-                // Its last good version stays in the store.
-                if let Err(error) = &served.object {
-                    warn!(service = %served.reference, %error, "cannot read a Service; it stays as it was");
-                }
-                None
-            }
             InitApply(served) => concerns(&served).then_some(InitApply(served)),
             Apply(served) if concerns(&served) => Some(Apply(served)),
             // No longer, or never: most of the Services of a seed.

@@ -186,7 +186,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     }
 }
 
-/// How it stands with a Cluster that cannot be read. No condition says so: what its status has is not known.
+/// Status of a Cluster that cannot be read. It gets no condition, because its present conditions are unknown.
 fn unreadable(served: &Served<Cluster>) -> Option<State> {
     let why = &served.unread.as_ref()?.why;
     let message = format!(
@@ -205,7 +205,7 @@ impl Context {
         served: &Served<Cluster>,
     ) -> Result<Option<Duration>, WriteError> {
         if !deletion::is_held(cluster) {
-            // Before it holds a slot: one that can never be made would keep it from others.
+            // Checked before the finalizer is set: a Cluster with it counts towards the quota.
             if let Some(message) = self.refusal(cluster) {
                 self.report(cluster, &State::bad(INVALID, message), None, false).await?;
                 return Ok(None);
@@ -262,7 +262,7 @@ impl Context {
         (!admitted).then(|| State::bad("QuotaExceeded", quota::exceeded(name, limit)))
     }
 
-    /// Of a Cluster that asked for a control plane once.
+    /// One pass over a Cluster that no longer asks for a control plane.
     async fn no_longer(
         &self,
         cluster: &Cluster,

@@ -44,7 +44,7 @@ pub use self::hosting::HostingSettings;
 pub use self::user_cluster::UserClusterSettings;
 pub use self::webhook::{Reached, WebhookSettings};
 
-/// Time limit of releasing what was led by at the end: two Leases of an operator.
+/// Time limit for releasing the Leases at the end. An operator has two.
 pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Why the controllers ended by themselves.
@@ -144,7 +144,7 @@ impl Operator {
             let exposed_work = optional(works.then_some(exposed_work));
             let (clusters, clusters_work) = ClusterWatch::new(&client, &status);
             let clusters_work = optional((exposure.is_some() || projected).then_some(clusters_work));
-            // Gone with what works by it, and with it every receiver of `leading`.
+            // Dropped together with the controllers. Then `leading` has no receiver, and the elections end.
             let manager = Manager {
                 client,
                 clusters,

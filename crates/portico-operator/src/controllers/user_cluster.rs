@@ -172,7 +172,7 @@ fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<
             let served = store.get(&cluster)?;
             let Ok(Object::Cluster(written)) = &served.object else { return None };
             let now = Said::of(written, served.meta().generation);
-            // The first time is that of its ExposedCluster.
+            // A Cluster seen for the first time is left out: its ExposedCluster triggers the pass.
             let before = seen.insert(cluster.name.clone(), now.clone())?;
             // Services lead to a control plane that has come up a moment later: this pass may fail too.
             (before != now).then(|| {

@@ -20,7 +20,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Those of a kubeconfig; `Err` says what is wrong with it.
+    /// The credentials in a kubeconfig; `Err` says what is wrong with it.
     pub(super) fn of(kubeconfig: &Kubeconfig) -> Result<Self, String> {
         let Credential::Certificate(pair) = &kubeconfig.credential else {
             return Err("its user has no certificate".to_owned());

@@ -1,5 +1,5 @@
 //! Clusters whose writes or names hang, as many as there are slots but one: the others do not notice. And
-//! how it stands with names that hang, lead elsewhere, or are there at last.
+//! the status of clusters whose names hang, lead elsewhere, or are there at last.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

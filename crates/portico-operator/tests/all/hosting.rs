@@ -150,7 +150,7 @@ struct Etcd {
 }
 
 impl Etcd {
-    /// Of this machine, and of no other test.
+    /// An address of this machine that no other test has.
     fn address() -> String {
         let [.., high, low] = std::process::id().to_be_bytes();
         format!("127.88.{high}.{low}")
@@ -193,7 +193,7 @@ impl Drop for Etcd {
     }
 }
 
-/// Of two alarms the worse one.
+/// If there are two alarms, the worse one is reported.
 fn alarms_of_etcd_are_reported(kubectl: &Kubectl) {
     let etcd = Etcd::start();
     etcd.alarm("ACTIVATE", "NOSPACE");

@@ -83,6 +83,18 @@ fn three_hundred_relists_lose_nothing() {
 }
 
 #[test]
+fn an_object_that_vanished_is_gone_however_many_listings_failed_meanwhile() {
+    for failed in [255, 256] {
+        let mut reflector = listed();
+        (0..failed).for_each(|_| reflector.apply(KIND, Event::Init));
+        reflector.apply(KIND, Event::Init);
+        reflector.apply(KIND, present(KIND, "b"));
+        reflector.apply(KIND, Event::InitDone);
+        assert_eq!(taken(&mut reflector), (vec!["+b".into(), "-a".into()], true));
+    }
+}
+
+#[test]
 fn a_kind_watched_later_arrives_all_at_once_and_delays_no_other() {
     let mut reflector = listed();
     reflector.watch(Kind::Seed);

@@ -156,7 +156,7 @@ fn readiness(status: &ControllerStatus, verbose: bool) -> Readiness {
     readiness.check("ExposedClusters", clusters.failed == 0, written);
     if clusters.refused > 0 {
         readiness.warn(format_args!(
-            "ExposedClusters: {} Clusters cannot be used as written; /status names them",
+            "ExposedClusters: {} are not written, and stay as they were; /status says why",
             clusters.refused
         ));
     }

@@ -7,8 +7,8 @@ use crate::condition::State;
 use crate::status::SeedReport;
 
 impl Context {
-    /// How it stands, with the clock: of what is well otherwise, that it is off. `before` is what was said of
-    /// this Seed last.
+    /// Returns `state`, or one about the clock if `state` is ready and the clock is off. `before` is the last
+    /// report of this Seed.
     pub(super) async fn with_clock(&self, state: State, before: Option<&SeedReport>) -> State {
         if !state.ready {
             return state;

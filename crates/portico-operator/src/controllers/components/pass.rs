@@ -24,7 +24,8 @@ use crate::write::{WriteError, request};
 const ADDRESS_GRACE: SignedDuration = SignedDuration::from_mins(5);
 
 impl Context {
-    /// Makes the gateway as `seed` asks for, if it is the Seed of the gateway. Returns how it stands then.
+    /// Makes the gateway as `seed` asks for, if it is the Seed of the gateway. Returns the status of `seed`
+    /// then.
     pub(super) async fn pass(&self, seed: &Seed) -> Result<State, WriteError> {
         if let Some(state) = self.of_another_seed(seed) {
             return Ok(state);
@@ -61,7 +62,7 @@ impl Context {
         Ok(if state.ready { self.reachability(state) } else { state })
     }
 
-    /// How it stands with a Seed that has no gateway of its own.
+    /// Status of a Seed that has no gateway of its own.
     fn of_another_seed(&self, seed: &Seed) -> Option<State> {
         let seeds = self.installation.seeds.seeds();
         match &self.settings.seed {

@@ -1,4 +1,4 @@
-//! How it stands with every Seed: as a condition, in the log and as an Event when it changes, in the status.
+//! Status of every Seed: as a condition, in the log and as an Event when it changes, and in `/status`.
 
 use k8s_openapi::{NamespaceResourceScope, Resource};
 use kube::api::Patch;
@@ -18,7 +18,7 @@ use crate::installation::reference;
 use crate::status::SeedReport;
 use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, request};
 
-/// The condition of a Seed that says how it stands with its gateway.
+/// The condition of a Seed with the status of its gateway.
 pub(super) const CONDITION: &str = "PorticoSeedReady";
 
 /// Seeds as they are, status included.
@@ -34,7 +34,7 @@ impl Resource for Written {
 }
 
 impl Context {
-    /// Records how it stands with `seed`, and says so if that is news. `failed` counts a failed pass.
+    /// Records the status of `seed`, and reports it if it changed. `failed` counts a failed pass.
     ///
     /// # Errors
     /// The condition could not be written. That counts as a failure too.

@@ -22,7 +22,7 @@ use crate::issued::{Issued, text};
 use crate::managed::{Managed, Presence};
 use crate::write::WriteError;
 
-/// How it stands with the certificate of the tunnel listener.
+/// Status of the certificate of the tunnel listener.
 pub(super) struct Tunnel {
     /// Whether there is one: the gateway ends without the files that it is told to read.
     pub(super) serves: bool,
@@ -70,7 +70,7 @@ impl Context {
         pair: Option<&Pair>,
         now: Timestamp,
     ) -> Result<Tunnel, WriteError> {
-        // What others write now was written here before, perhaps.
+        // This controller may have issued the certificate before. A change by its new owner is no contention.
         self.certificate.forget();
         let (secret, keys) = (self.certificate.key(), self.issued.keys());
         let whole = pair.filter(|pair| !pair.certificate.is_empty() && !pair.key.is_empty());

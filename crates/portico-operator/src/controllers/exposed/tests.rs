@@ -4,7 +4,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::testing::{FakeApi, plan};
-use crate::{ExposedClustersStatus, Operator, OperatorError, Settings, WorkStatus};
+use crate::{Operator, OperatorError, Settings, WorkStatus};
 
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
 const NEVER: Duration = Duration::from_secs(300);
@@ -172,6 +172,64 @@ async fn a_cluster_that_must_not_be_used_keeps_what_was_written_before() {
     assert_eq!((world.report().refused, world.report().written), (1, 0));
     world.api.put_of("clusters", cluster("a", allowing("198.51.100.0/24")));
     world.until("the next", |world| world.report().written == 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_record_of_a_migration_stays_until_the_operator_has_settled_it() {
+    let api = api(&["migrates", "waits", "alone", "anew"]);
+    let condition = json!({"status": "True", "reason": "Exposed"});
+    let mut waits = cluster("waits", allowing("203.0.113.0/24"));
+    waits["status"]["conditions"] = json!({EXPOSED: condition});
+    api.put_of("clusters", waits);
+    let record = |name: &str, strategy: &str, uid: &str| {
+        json!({"metadata": {"name": name, "ownerReferences": [{"kind": "Cluster", "name": name, "uid": uid}]},
+            "spec": {"exposeStrategy": strategy, "seed": "north"}})
+    };
+    let migrating = |uid: &str, name: &str| {
+        let mut migrating = record(name, "LoadBalancer", uid);
+        migrating["spec"]["migration"] = json!({"state": "Quieting", "since": "2026-01-01T00:00:00Z",
+            "second": {"exposeStrategy": "NodePort"}});
+        migrating
+    };
+    api.put_of("exposedclusters", migrating("uid-of-migrates", "migrates"));
+    // Its operator waits with the migration.
+    api.put_of("exposedclusters", record("waits", "NodePort", "uid-of-waits"));
+    // There never was an operator.
+    api.put_of("exposedclusters", record("alone", "NodePort", "uid-of-alone"));
+    // Of a Cluster of the same name before.
+    api.put_of("exposedclusters", migrating("uid-of-another", "anew"));
+    let world = World::start(&api);
+    world.until("all four", |world| (world.report().written, world.report().refused) == (2, 2)).await;
+    sleep(NEVER).await;
+    assert_eq!(world.api.writes(), 2);
+    assert_eq!(world.spec("migrates"), migrating("", "")["spec"]);
+    assert_eq!(world.spec("waits")["exposeStrategy"], "NodePort");
+    assert_eq!(world.spec("alone")["exposeStrategy"], "LoadBalancer");
+    assert_eq!(world.spec("anew")["migration"], Value::Null);
+    assert_eq!(world.api.reasons(), ["MigrationRecorded"; 2]);
+    assert!(world.report().troubles["waits"].contains("portico operator"), "{:?}", world.report());
+    world.api.put_of("exposedclusters", record("migrates", "LoadBalancer", "uid-of-migrates"));
+    world.until("the settled one", |world| world.report().written == 3).await;
+    assert_eq!(world.spec("migrates")["allowedIPRanges"], json!(["203.0.113.0/24"]));
+}
+
+#[test]
+fn the_report_has_each_cluster_as_it_is_now() {
+    let (mut report, text) = (ExposedClustersStatus::default(), String::from);
+    let states = [State::Written, State::Refused(NOT_USABLE, text("r")), State::Failed(1, text("f"))];
+    let counts = |report: &ExposedClustersStatus| {
+        [report.written, report.refused, report.failed, report.troubles.len()]
+    };
+    update(&mut report, "other", None, Some(&State::Failed(1, text("other"))));
+    let mut before = None;
+    for (now, expected) in states.iter().zip([[1, 0, 1, 1], [0, 1, 1, 2], [0, 0, 2, 2]]) {
+        update(&mut report, "a", before, Some(now));
+        assert_eq!(counts(&report), expected, "{now:?}");
+        before = Some(now);
+    }
+    assert_eq!(report.troubles["a"], "f");
+    update(&mut report, "a", before, None);
+    assert_eq!((counts(&report), &*report.troubles["other"]), ([0, 0, 1, 1], "other"));
 }
 
 #[tokio::test(start_paused = true)]

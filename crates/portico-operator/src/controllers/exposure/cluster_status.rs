@@ -1,4 +1,4 @@
-//! How it stands with a Cluster, in its status: address and condition.
+//! The status of a Cluster: address and condition.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use super::write::PassError;
 use crate::condition::condition;
 use crate::write::{DEFINITION_OUTDATED, RequestError, has_condition};
 
-/// While the definition of Clusters drops conditions, so often is one written all the same, of any cluster,
-/// to see whether the definition is newer.
+/// While the CustomResourceDefinition of Clusters drops conditions, one write is tried at this interval, to
+/// see whether the definition was updated.
 const PROBE: Duration = Duration::from_secs(10);
 
 impl Context {
-    /// Says how it stands with a cluster: as a condition, in the log, as an Event. `failed` counts a failed
+    /// Reports the status of a cluster: as a condition, in the log, as an Event. `failed` counts a failed
     /// pass, and so does a condition that cannot be written.
     pub(super) async fn mark(
         &self,

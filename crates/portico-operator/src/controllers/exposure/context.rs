@@ -51,7 +51,7 @@ pub(super) struct Context {
     pub(super) exposed: Arc<Cache<Written>>,
     /// The EndpointSlices of the gateway.
     pub(super) gateways: Arc<Cache<EndpointSlice>>,
-    /// Those of API servers.
+    /// The EndpointSlices of API servers.
     pub(super) api_servers: Arc<Cache<EndpointSlice>>,
     pub(super) kkp: KkpWatch,
     pub(super) resolver: Resolver,
@@ -95,7 +95,7 @@ impl Context {
         self.gateways.all().iter().flat_map(|slice| addresses_of(&slice.value())).collect()
     }
 
-    /// Those of gateways that are not ready too.
+    /// Addresses of all of the gateway's pods, ready or not.
     pub(super) fn all_gateway_addresses(&self) -> BTreeSet<IpAddr> {
         self.gateways.all().iter().flat_map(|slice| all_addresses_of(&slice.value())).collect()
     }

@@ -61,7 +61,7 @@ impl Context {
         };
         Ok(recorded.map(|doors| {
             let moves = doors.now.second.is_none() && doors.now.first != wanted && cluster.may_migrate();
-            // One door is all that it can have: as by KKP, it has the other one at once.
+            // A cluster that can have only one door changes to the new one at once, as with KKP.
             let at_once = moves && !has_two_doors(keeper(cluster, false));
             if at_once { doors.moved_to(Now::settled(wanted)) } else { doors }
         }))

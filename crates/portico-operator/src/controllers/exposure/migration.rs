@@ -37,7 +37,7 @@ use crate::controllers::exposed::reference;
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Clients that used the door within that time are named at least, however short it is to be quiet.
+/// Clients of this period are always among those to name, also where the setting `quiet` is shorter.
 const RECENT: Duration = Duration::from_secs(600);
 
 impl Context {
@@ -72,7 +72,7 @@ impl Context {
         if opens.is_some_and(|door| settings.is_ok_and(|settings| settings.close == Some(door.strategy))) {
             self.drop_order(cluster, version, false).await?;
         }
-        if goes_on && !self.write_exposed(cluster, Some(&done.doors.moved_to(next.now))).await? {
+        if goes_on && self.write_exposed(cluster, Some(&done.doors.moved_to(next.now))).await?.is_some() {
             return Ok(Some(PERIOD));
         }
         self.status.clusters(|clusters| match next.now.second {
@@ -96,7 +96,8 @@ impl Context {
         }
         let proofs = &mut facts.proofs;
         match doors.now.second.map(|second| second.state) {
-            // The label was looked at, and a cluster that cannot have two doors never comes here.
+            // Always holds here. Without the label the pass has stopped, and a cluster with only one possible
+            // door changes at once.
             None => _ = proofs.insert(Proof::Permission, Fact::So),
             Some(MigrationState::Opening) => {
                 let address = match reachability_of_second(exposure, found) {
@@ -177,8 +178,8 @@ impl Context {
         let settled = next.now.second.is_none() && next.waits_for.is_empty();
         self.lead()?;
         let says = (settled, state, &*next.to_string());
-        if write_condition(&self.client, cluster, MIGRATING, says).await? {
-            self.counters.wrote("Cluster");
+        if let Some(written) = write_condition(&self.client, cluster, MIGRATING, says).await? {
+            self.wrote_cluster(&written);
         }
         Ok(())
     }
@@ -228,7 +229,7 @@ impl Context {
     }
 }
 
-/// Whether the second door is at `url` by now, of which the proofs are that were made at `tried`.
+/// Whether `url`, the second door's present address, is `tried`, where the proofs were made.
 fn is_same(url: &str, tried: &str) -> Fact {
     match (url, tried) {
         ("", _) => Fact::NotSo("it has none any more".to_owned()),
@@ -258,7 +259,78 @@ fn event_reason(now: Now) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use portico_api::strategy::ExposeStrategy;
+    use portico_kube::events::Events;
+    use portico_kube::leader::Leads;
+    use portico_source::Object;
+    use tokio::sync::watch as channel;
+
     use super::*;
+    use crate::Settings;
+    use crate::cache::Cache;
+    use crate::clusters::{ClusterWatch, LastWritten};
+    use crate::controllers::exposure::resolver::Resolver;
+    use crate::controllers::exposure::{CONTROLLER, ExposureSettings};
+    use crate::installation::Installation;
+    use crate::kkp::KkpWatch;
+    use crate::leadership::elect_front;
+    use crate::observed::Observed;
+    use crate::status::StatusHandle;
+    use crate::testing::{FakeApi, plan};
+    use crate::work_counters::WorkCounters;
+
+    /// Of a replica that leads and knows nothing.
+    async fn context(api: &FakeApi) -> Context {
+        let (client, status) = (api.client(), StatusHandle::default());
+        let (leading, mut leads) = channel::channel(Leads::default());
+        tokio::spawn(elect_front(client.clone(), Settings::new(plan(), "this"), leading));
+        leads.wait_for(|leads| leads.now()).await.unwrap();
+        let installation = Installation::new(&client, &status, true).0;
+        Context {
+            settings: ExposureSettings {
+                front: plan().front,
+                sni_port: 6_443,
+                node_ips: Vec::new(),
+                name_servers: Vec::new(),
+            },
+            clusters: ClusterWatch::new(&client, &status).0,
+            namespaces: Arc::new(Cache::new().0),
+            services: Arc::new(Cache::new().0),
+            slices: Arc::new(Cache::new().0),
+            exposed: Arc::new(Cache::new().0),
+            gateways: Arc::new(Cache::new().0),
+            api_servers: Arc::new(Cache::new().0),
+            kkp: KkpWatch::new(&client, &installation, &status).0,
+            resolver: Resolver::new(&[]).0,
+            observed: Observed::new(),
+            watched: Mutex::default(),
+            installation,
+            leads,
+            events: Events::new(client.clone(), CONTROLLER, "this"),
+            counters: WorkCounters::new(CONTROLLER, &status),
+            status,
+            backoffs: Mutex::default(),
+            written: LastWritten::default(),
+            outdated_until: Mutex::default(),
+            client,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pass_after_a_step_works_from_the_cluster_that_the_step_has_written() {
+        let api = FakeApi::default();
+        api.put_of("clusters", json!({"metadata": {"name": "a", "uid": "1"}, "spec": {}}));
+        let read = |object| -> Served<Cluster> { serde_json::from_value(object).unwrap() };
+        let now = || read(api.all_of("clusters").remove(0));
+        let (context, before) = (context(&api).await, now());
+        let Ok(Object::Cluster(cluster)) = &before.object else { panic!("{:?}", before.object) };
+        let now_settled = Now::settled(ExposeStrategy::Tunneling);
+        let next = Next { now: now_settled, waits_for: Vec::new(), later: None, aside: None };
+        context.write_migration(cluster, &next).await.unwrap();
+        assert!(context.written.is_ahead_of(&before) && !context.written.is_ahead_of(&now()));
+    }
 
     #[test]
     fn an_order_to_close_goes_and_other_settings_stay() {

@@ -31,7 +31,7 @@ use super::objects::node_ports_of;
 use super::write::PassError;
 use crate::condition::one_text;
 
-/// How it stands with a cluster after a pass.
+/// Status of a cluster after a pass.
 pub(super) enum Outcome {
     /// It is not known yet: something that is under way triggers another pass.
     Waits,
@@ -57,7 +57,7 @@ fn stopped(exposed: bool, reason: &'static str, message: String) -> Outcome {
 
 impl Context {
     /// Makes everything of `cluster` as it should be. `version` is that of the Cluster as it was read.
-    /// Returns how it stands with it then.
+    /// Returns the status of `cluster` then.
     pub(super) async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, PassError> {
         let name = &*cluster.metadata.name;
         let seeds = self.installation.seeds.seeds();
@@ -135,7 +135,8 @@ impl Context {
             ..recorded
         };
         self.write_exposed(cluster, Some(&doors)).await?;
-        // The answer triggers another pass. Until then a condition would say what nobody knows yet.
+        // Before the first answer of DNS, no condition is written. That answer triggers another pass, and so
+        // does the end of `PATIENCE`.
         Ok(if name_known {
             let reachability = reachability(&wanted, &found);
             Outcome::Done(Box::new(Done { reachability, doors, exposure: wanted, found }))
@@ -211,7 +212,7 @@ impl Context {
         }
         let agent = &cluster.spec.cluster_network.tunneling_agent_ip;
         if strategy::of(decision.strategy).has_agent() && agent.is_unset() {
-            // Of a door that is open still: agents listen there.
+            // The address recorded for an open door comes first, because agents listen on it.
             let agent = recorded.unwrap_or_else(|| agent_ip(cluster));
             spec["clusterNetwork"] = json!({"tunnelingAgentIP": agent});
         }
@@ -254,7 +255,8 @@ impl Context {
     /// Deletes what a former strategy left.
     async fn remove_leftovers(&self, own: &str, wanted: &Exposure) -> Result<(), PassError> {
         let services: BTreeSet<&str> = wanted.services.iter().map(|service| &*service.name).collect();
-        // While its ports are not known, the load balancer of the cluster is not among what is wanted.
+        // Nothing is deleted while a NodePort is unallocated: until then the plan leaves `front-loadbalancer`
+        // out.
         let waits = !wanted.unallocated.is_empty();
         for name in EXPOSED.into_iter().chain([FRONT]).filter(|&name| !waits && !services.contains(name)) {
             if let Some(seen) = self.services.get(own, name).filter(|seen| seen.is_ours()) {

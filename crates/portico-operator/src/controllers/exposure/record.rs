@@ -14,20 +14,23 @@ use crate::controllers::exposed::{Written, projection};
 
 impl Context {
     /// Writes what gateways must know of the cluster, with these doors, or else the one that the Cluster asks
-    /// for. What cannot be used as written stays as it was, and the answer is `false`.
+    /// for. Returns why the Cluster cannot be used as written, if so: everything stays as it was then.
     pub(super) async fn write_exposed(
         &self,
         cluster: &Cluster,
         doors: Option<&Doors>,
-    ) -> Result<bool, PassError> {
-        let Ok(fields) = projection(cluster, &self.installation, doors) else { return Ok(false) };
+    ) -> Result<Option<String>, PassError> {
+        let fields = match projection(cluster, &self.installation, doors) {
+            Ok(fields) => fields,
+            Err(why) => return Ok(Some(why)),
+        };
         let wanted = Wanted { name: cluster.metadata.name.to_string(), fields };
         self.put(cluster, &self.exposed, "", &wanted).await?;
         let settled = doors.is_some_and(|doors| doors.now.second.is_none());
         if settled {
             self.end_record(&wanted.name).await?;
         }
-        Ok(true)
+        Ok(None)
     }
 
     /// Ends a record that applying could not: another manager has its fields too.

@@ -1,4 +1,4 @@
-//! How it stands with every cluster: in the log and as an Event when it changes, and in the status.
+//! Status of every cluster's exposure: in the log and as an Event when it changes, and in `/status`.
 
 use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
@@ -13,7 +13,7 @@ use crate::write::{PUT_BACK, part};
 /// Clusters whose trouble is written to the log one by one; `/status` has all of them.
 const MAX_LOGGED: usize = 10;
 
-/// Records how it stands with `cluster`, and says so if that is news. `failed` counts a failed pass.
+/// Records the status of `cluster`, and reports it if it changed. `failed` counts a failed pass.
 pub(super) async fn report(
     cluster: &Cluster,
     reachability: &Reachability,

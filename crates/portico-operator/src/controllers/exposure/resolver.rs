@@ -103,8 +103,8 @@ impl Resolver {
         }
     }
 
-    /// How long the answers about the names of `cluster` count. One that is under way may be the same as
-    /// before, which triggers nothing: it is to be asked for again.
+    /// How long the answers about the names of `cluster` count. For a running lookup this is `PATIENCE`,
+    /// because an unchanged answer triggers no pass.
     pub(super) fn fresh_for(&self, cluster: &str, now: Instant) -> Option<Duration> {
         let names = lock(&self.names);
         let due = names.get(cluster)?.iter().map(|entry| entry.due);

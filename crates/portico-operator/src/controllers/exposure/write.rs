@@ -27,9 +27,10 @@ use super::objects::node_ports_of;
 use super::reports::tell_put_back;
 use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;
+use crate::managed::delete;
 use crate::write::{
     self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
-    only_this, status,
+    status,
 };
 
 /// Failed passes before a cluster gets another NodePort than the one that its users know: some seconds.
@@ -84,7 +85,7 @@ impl PassError {
         if matches!(self, Self::NotLeading) { Ok(()) } else { Err(self) }
     }
 
-    /// How it stands with a cluster after this.
+    /// Status of a cluster after this error.
     pub(super) fn reachability(&self) -> Reachability {
         let (message, text) = (self.status().map(|status| status.message.as_str()), self.to_string());
         let says = |part: &str| message.is_some_and(|message| message.contains(part));
@@ -139,9 +140,9 @@ impl Context {
         }
     }
 
-    /// Takes the selector of another manager off a Service that leads where EndpointSlices say, and what
-    /// Kubernetes' own controllers made of it: they keep it, but no longer keep it in line. An Endpoints
-    /// object would be mirrored into slices.
+    /// Removes the selector of another manager from a Service whose EndpointSlices Portico writes. Then
+    /// deletes its Endpoints, and the EndpointSlices that Kubernetes made for it. Kubernetes neither updates
+    /// nor deletes them any more, and would mirror the Endpoints.
     async fn unselect(&self, cluster: &Cluster, own: &str, name: &str) -> Result<(), PassError> {
         let Some(current) = self.services.get(own, name) else { return Ok(()) };
         if current.value().pointer("/spec/selector").is_some() {
@@ -219,26 +220,22 @@ impl Context {
         Ok(changed)
     }
 
+    /// Deletes one object, unless its deletion has begun.
     pub(super) async fn remove<K: Resource + Send + Sync + 'static>(
         &self,
         cache: &Arc<Cache<K>>,
         own: &str,
         seen: &Cached<K>,
     ) -> Result<(), PassError> {
-        let name = seen.name_any();
-        let params = only_this(&seen.value());
-        let api = api::<K>(&self.client, own);
-        let what = format!("deleting {} {own}/{name}", K::KIND);
-        match self.request(&what, api.delete(&name, &params)).await {
-            Ok(_) => self.counters.wrote(K::KIND),
-            Err(error) if error.status().is_some_and(kube::core::Status::is_not_found) => {}
-            Err(error) => return Err(error),
+        self.lead()?;
+        let key = ObjectKey::new(own, &seen.name_any());
+        if delete(&self.client, cache, &key, &seen.value()).await? {
+            self.counters.wrote(K::KIND);
         }
-        cache.gone(own, &name);
         if let Some(cluster) = ClusterName::of_namespace(own)
             && let Some(backoffs) = self.backoffs().get_mut(cluster.as_str())
         {
-            backoffs.of(K::KIND, &name).deleted();
+            backoffs.of(K::KIND, &key.name).deleted();
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
-use crate::testing::{FakeApi, plan};
+use crate::testing::{FakeApi, Fate, plan};
 use crate::{Operator, OperatorError};
 
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
@@ -178,6 +178,18 @@ async fn a_service_that_vanished_while_the_watch_was_broken_is_unpublished() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_service_that_cannot_be_read_keeps_its_port_through_a_relist() {
+    let world = World::start(&api([front(), exposed("a", 30_001), exposed("b", 30_002)]));
+    world.until("the first write", |world| world.ports().len() == 3).await;
+    let mut unreadable = exposed("a", 30_001);
+    unreadable["spec"]["ports"] = "nonsense".into();
+    world.api.put(unreadable);
+    world.api.delete_unseen("c/b");
+    world.until("the second write", |world| !world.ports().contains(&"c-b-30002".into())).await;
+    assert_eq!(world.ports(), ["c-a-30001", "sni-listener"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_service_that_loses_the_annotation_is_unpublished_and_others_do_not_count() {
     let world = World::start(&api([front(), exposed("a", 30_001)]));
     world.until("the first write", |world| world.ports().len() == 2).await;
@@ -249,6 +261,46 @@ async fn a_writer_that_keeps_reverting_is_yielded_to_and_a_try_that_stands_ends_
     assert_eq!(world.front().yielded_to, None);
     assert_eq!(world.api.condition("portico/portico").0, "True");
     assert_eq!((world.api.writes(), world.ports().len()), (5, 2));
+}
+
+#[test]
+fn the_try_after_yielding_is_made_after_the_quiet_period_however_often_it_is_looked_at() {
+    let settings = Settings::new(plan(), "this");
+    let (mut state, start) = (State::new(&settings), Instant::now());
+    while state.contention.may_write(start) {
+        state.contention.reverted("lb-updater".into(), start);
+    }
+    let due = state.contention.due().unwrap();
+    for now in [due, due + settings.quiet / 2] {
+        let wait = Action::requeue(due + settings.quiet - now);
+        assert_eq!(state.start(now), Some(wait));
+    }
+    assert_eq!(state.start(due + settings.quiet), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_whose_answer_is_lost_is_nobodys_revert() {
+    let world = World::start(&api([front()]));
+    world.until("the first write", |world| world.ports() == ["sni-listener"]).await;
+    world.api.decide([Fate::Unknown]);
+    world.api.put(exposed("a", 30_001));
+    world.until("the lost answer", |world| world.front().error.is_some()).await;
+    world.until("the next pass", |world| world.front().error.is_none()).await;
+    assert_eq!((world.ports().len(), world.front().reverts), (2, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_were_written_before_a_conflict_are_nobodys_revert() {
+    let api = api([front()]);
+    api.put_seed(seed("north", json!(["203.0.113.0/24"])));
+    let world = World::start(&api);
+    world.until("the first writes", |world| world.ports() == ["sni-listener"]).await;
+    world.api.decide([Fate::Done, Fate::Conflict]);
+    world.api.put_seed(seed("north", json!(["198.51.100.0/24"])));
+    world.api.put(exposed("a", 30_001));
+    world.until("the next writes", |world| world.ports().len() == 2).await;
+    let ranges = &world.api.service("portico/portico")["spec"]["loadBalancerSourceRanges"];
+    assert_eq!((ranges, world.front().reverts), (&json!(["198.51.100.0/24"]), 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,8 @@
 //! What members of etcd say about themselves: that the database is full, or that data differs.
 //!
-//! Of the first nothing else tells: all programs run, questions are answered, only writes are refused. A
-//! member says it to anybody on its port of probes, without TLS, a right or a write. Where the operator
-//! cannot reach pods, what was known before counts.
+//! Nothing else tells of a full database: all programs run, reads are answered, only writes are refused. A
+//! member tells anybody on its port of probes, without TLS, a right or a write. Where the operator cannot
+//! reach pods, what was known before counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +26,7 @@ use crate::kkp::Kkp;
 /// Without asking the other members: each is asked.
 const QUESTION: &str = "/health?serializable=true";
 
-/// Of several alarms etcd names one, each time another. This asks for the worse one.
+/// Asks for the worse alarm. Without this, etcd names one of several, each time another.
 const BUT_FULL: &str = "/health?serializable=true&exclude=NOSPACE";
 
 /// Longest answer read: it has one sentence.
@@ -84,7 +84,7 @@ impl Alarm {
         }
     }
 
-    /// How it stands with a control plane, `what`, that has this alarm; `rest` is what is not ready.
+    /// Status of the control plane `what` with this alarm; `rest` is what is not ready.
     pub(super) fn state(self, what: &str, rest: &str) -> State {
         let text = match self {
             Self::Full => {

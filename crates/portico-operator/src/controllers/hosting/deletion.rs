@@ -3,17 +3,19 @@
 //! Nothing inside the user cluster is asked for: a cluster whose API server never comes up is deleted as any
 //! other. What does not go by itself is named after a stated time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch};
-use kube::{Resource as _, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_kube::apply::merging;
+use portico_kube::cached::Cached;
 use portico_source::served::Served;
 use serde_json::{Value, json};
 use tracing::debug;
@@ -23,7 +25,7 @@ use crate::cache::api;
 use crate::clock::ahead;
 use crate::condition::State;
 use crate::controllers::exposure::belongs_to;
-use crate::write::{WriteError, only_this, request};
+use crate::write::{WriteError, is_terminating, only_this, request};
 
 /// The finalizer.
 const FINALIZER: &str = "portico.k8c.io/control-plane";
@@ -37,7 +39,7 @@ const LAST_GRACE: u32 = 2;
 /// How often to look whether it is gone.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The same once it takes long.
+/// How often to look once the deletion takes long.
 const LATE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Whether this Cluster waits for its control plane to go.
@@ -45,7 +47,7 @@ pub(super) fn is_held(cluster: &Cluster) -> bool {
     holds(&cluster.metadata)
 }
 
-/// The same of a Cluster that cannot be read.
+/// Whether the Cluster with this metadata waits for its control plane to go. Its spec may be unreadable.
 pub(super) fn holds(metadata: &ObjectMeta) -> bool {
     metadata.finalizers.iter().any(|finalizer| &**finalizer == FINALIZER)
 }
@@ -95,7 +97,7 @@ impl Context {
         // known to be late.
         let ahead = ahead(&self.client, self.settings.clock).await;
         let taken = ahead.map(|ahead| (self.settings.clock)().duration_since(since) - ahead);
-        let ends = namespace.pointer("/metadata/deletionTimestamp").is_some();
+        let ends = is_terminating(&namespace);
         let gone = ends || self.end_workloads(cluster, &name).await?;
         if !ends && (gone || taken.is_some_and(|taken| taken > PODS_PATIENCE)) {
             self.lead()?;
@@ -119,10 +121,10 @@ impl Context {
         Ok(Some(if late { LATE_PERIOD } else { PERIOD }))
     }
 
-    /// Ends pods, workloads and volumes. While those end, the controller of namespaces looks again only after
-    /// half of the grace period of pods, and after eight seconds where something has a finalizer, as volume
-    /// claims do until Kubernetes has seen that no pod uses them. Those were made by the StatefulSet, with
-    /// labels of Portico. Returns whether all of this is gone.
+    /// Deletes pods, workloads and volume claims before the namespace, because that is faster. The namespace
+    /// controller looks again only after half of the pods' grace period, or after eight seconds if something
+    /// has a finalizer. A volume claim has one until Kubernetes has seen that no pod uses it. The claims are
+    /// found by the labels that the StatefulSet gave them. Returns whether all of this is gone.
     async fn end_workloads(&self, cluster: &Cluster, namespace: &str) -> Result<bool, WriteError> {
         self.end_pods(namespace).await?;
         let (backoffs, mut gone) = (self.backoffs(&cluster.metadata.name), true);
@@ -130,11 +132,12 @@ impl Context {
         for kind in kinds.into_iter().filter_map(|kind| self.kind(kind)) {
             for name in kind.names_in(namespace) {
                 let key = ObjectKey::new(namespace, &name);
-                let Some(found) = kind.get(&key) else { continue };
+                if kind.get(&key).is_none() {
+                    continue;
+                }
                 gone = false;
-                if found.pointer("/metadata/deletionTimestamp").is_none() {
-                    self.lead()?;
-                    kind.remove(&self.client, &key, &backoffs).await?;
+                self.lead()?;
+                if kind.remove(&self.client, &key, &backoffs).await? {
                     self.counters.wrote(kind.name());
                 }
             }
@@ -147,10 +150,7 @@ impl Context {
     /// makes anew in between goes with it.
     async fn end_pods(&self, namespace: &str) -> Result<(), WriteError> {
         let pods = api::<Pod>(&self.client, namespace);
-        for pod in self.pods.in_namespace(namespace) {
-            if pod.meta().deletion_timestamp.is_some() {
-                continue;
-            }
+        for pod in running(self.pods.in_namespace(namespace)) {
             self.lead()?;
             let name = pod.name_any();
             let params = DeleteParams { grace_period_seconds: Some(LAST_GRACE), ..only_this(&pod.value()) };
@@ -182,6 +182,12 @@ impl Context {
     }
 }
 
+/// Those of `pods` whose deletion has not begun.
+fn running(mut pods: Vec<Arc<Cached<Pod>>>) -> Vec<Arc<Cached<Pod>>> {
+    pods.retain(|pod| !is_terminating(&pod.value()));
+    pods
+}
+
 /// What a namespace that is being deleted still has, as Kubernetes says it.
 fn left(namespace: &Value) -> String {
     let conditions = namespace.pointer("/status/conditions").and_then(Value::as_array);
@@ -193,6 +199,15 @@ fn left(namespace: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_that_ends_is_not_told_again() {
+        let pod = |metadata: Value| serde_json::from_value(json!({"metadata": metadata})).map(Arc::new);
+        let ends = pod(json!({"name": "ends", "deletionTimestamp": "2026-01-01T00:00:00Z"})).unwrap();
+        let runs = pod(json!({"name": "runs"})).unwrap();
+        let told: Vec<String> = running(vec![ends, runs]).iter().map(|pod| pod.name_any()).collect();
+        assert_eq!(told, ["runs"]);
+    }
 
     #[test]
     fn what_is_left_is_what_kubernetes_says() {

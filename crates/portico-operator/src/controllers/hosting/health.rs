@@ -1,4 +1,4 @@
-//! How it stands with the programs of a control plane, from its workloads and pods. Pure.
+//! Health of the programs of a control plane, from its workloads and pods. Pure.
 
 use portico_api::hosting::Layout;
 use portico_api::text::one_line;
@@ -31,7 +31,7 @@ pub(super) struct Component {
     trouble: Option<String>,
 }
 
-/// How it stands with all of them.
+/// Health of a control plane.
 pub(super) struct Health {
     pub(super) layout: Layout,
     pub(super) components: Vec<Component>,

@@ -50,13 +50,13 @@ pub(super) trait Kind: Send + Sync {
         wanted: &'a Value,
         backoffs: &'a Shared,
     ) -> BoxFuture<'a, Result<Put, WriteError>>;
-    /// Deletes an object.
+    /// Deletes an object. Returns whether its deletion began by that.
     fn remove<'a>(
         &'a self,
         client: &'a Client,
         key: &'a ObjectKey,
         backoffs: &'a Shared,
-    ) -> BoxFuture<'a, Result<(), WriteError>>;
+    ) -> BoxFuture<'a, Result<bool, WriteError>>;
 }
 
 /// Every kind, and the clusters in whose namespaces something changes.
@@ -126,11 +126,11 @@ impl<K: Resource + Send + Sync + 'static> Objects<K> {
         .await
     }
 
-    async fn delete(&self, client: &Client, key: &ObjectKey, backoffs: &Shared) -> Result<(), WriteError> {
-        let Some(value) = self.get(key) else { return Ok(()) };
-        delete(client, &self.0, key, &value).await?;
+    async fn delete(&self, client: &Client, key: &ObjectKey, backoffs: &Shared) -> Result<bool, WriteError> {
+        let Some(value) = self.get(key) else { return Ok(false) };
+        let deleted = delete(client, &self.0, key, &value).await?;
         backoffs.lock().unwrap_or_else(PoisonError::into_inner).of(K::KIND, &key.name).deleted();
-        Ok(())
+        Ok(deleted)
     }
 }
 
@@ -171,7 +171,7 @@ impl<K: Resource + Send + Sync + 'static> Kind for Objects<K> {
         client: &'a Client,
         key: &'a ObjectKey,
         backoffs: &'a Shared,
-    ) -> BoxFuture<'a, Result<(), WriteError>> {
+    ) -> BoxFuture<'a, Result<bool, WriteError>> {
         self.delete(client, key, backoffs).boxed()
     }
 }

@@ -74,7 +74,7 @@ impl Subject<'_> {
 }
 
 impl Context {
-    /// Makes the control plane of `cluster` as it should be. Returns how it stands with it then.
+    /// Makes the control plane of `cluster` as it should be. Returns its status then.
     pub(super) async fn pass(&self, cluster: &Cluster) -> Result<Outcome, WriteError> {
         let seeds = self.installation.seeds.seeds();
         let configuration = self.installation.configurations.one();
@@ -101,7 +101,7 @@ impl Context {
             subject.is_initialized() || !self.ours_in(StatefulSet::KIND, &subject.namespace).is_empty();
         let doors = Doors::of(&exposed.spec);
         let pki = {
-            // Load balancers are in the addresses.
+            // Load balancers and NodePorts need not be known: certificates take addresses from `doors`.
             let (known, node_ports) = (Known::default(), |_: &str, _: &str| None);
             let load_balancers = LoadBalancers::CloudAndGateway;
             let inputs =
@@ -296,8 +296,9 @@ impl Context {
             let wanted = plane.objects.iter().any(|object| names(object) == (kind, &*name));
             if let Some(kind) = self.kind(kind).filter(|_| !wanted) {
                 self.lead()?;
-                kind.remove(&self.client, &subject.key(&name), backoffs).await?;
-                self.counters.wrote(kind.name());
+                if kind.remove(&self.client, &subject.key(&name), backoffs).await? {
+                    self.counters.wrote(kind.name());
+                }
             }
         }
         Ok(())
@@ -386,7 +387,7 @@ fn until(time: Timestamp, now: Timestamp) -> Duration {
     time.duration_since(now).try_into().unwrap_or_default()
 }
 
-/// How it stands where Secrets keep the rest from being written.
+/// Status of a control plane if Secrets keep the rest from being written.
 fn secrets_state(reviewed: &Reviewed) -> Option<State> {
     if let Some(clock) = &reviewed.clock {
         let message = format!(
@@ -410,7 +411,7 @@ fn secrets_state(reviewed: &Reviewed) -> Option<State> {
     Some(State::bad("ForeignObject", message))
 }
 
-/// How it stands once everything is written.
+/// Status of a control plane once everything is written.
 fn state(
     subject: &Subject<'_>,
     plane: &ControlPlane,

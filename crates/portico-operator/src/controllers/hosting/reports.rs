@@ -1,5 +1,5 @@
-//! How it stands with every control plane: as conditions and health of its Cluster, in the log and as an
-//! Event when it changes, and in the status.
+//! Status of every control plane: as conditions and health of its Cluster, in the log and as an Event when it
+//! changes, and in `/status`.
 
 use kube::Api;
 use kube::api::Patch;
@@ -24,8 +24,8 @@ const EXPECTED: [&str; 3] = ["NotExposed", "Starting", "Terminating"];
 const MAX_LOGGED: usize = 10;
 
 impl Context {
-    /// Says how it stands with a control plane. `failed` counts a failed pass, and so does a status that
-    /// cannot be written.
+    /// Reports the status of a control plane. `failed` counts a failed pass, and so does a status that cannot
+    /// be written.
     pub(super) async fn report(
         &self,
         cluster: &Cluster,
@@ -40,7 +40,7 @@ impl Context {
         written
     }
 
-    /// Records how it stands, and says so if that is news.
+    /// Records the status of a control plane, and reports it if it changed.
     pub(super) async fn record(&self, cluster: &Cluster, state: &State, failed: bool) {
         let name = &*cluster.metadata.name;
         let State { ready, reason, message } = state;

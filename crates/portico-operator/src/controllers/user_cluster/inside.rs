@@ -94,8 +94,8 @@ impl Context {
 
 /// Applies what is wanted and removes what is not. Ends at the first request without a proper answer.
 async fn write(api: &UntrustedApi, inside: &Inside, done: &mut Done) -> Result<(), UntrustedApiError> {
-    // A reading, under every strategy: an administrator of the cluster can have the first write wait for
-    // ever, and its kubelets get certificates all the same.
+    // The first request is a read, under every strategy. An administrator of the cluster can make writes
+    // hang, and kubelet certificates are approved only after an answer.
     let envoy = api.get(&ENVOY_AGENT.path()).await?.is_some();
     done.answered = true;
     done.envoy = inside.tunneling && envoy;
@@ -135,7 +135,7 @@ impl Done {
     }
 }
 
-/// How it stands after a pass that came to its end.
+/// Status of the inside after a pass that came to its end.
 fn readiness(inside: &Inside, done: &Done) -> Readiness {
     if let Some(error) = &done.refused {
         return Readiness::failed("Refused", format!("its API server refuses: {error}"));

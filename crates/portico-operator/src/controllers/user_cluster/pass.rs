@@ -36,7 +36,7 @@ const TUNNEL_CERTIFICATE: &str = inventory::LEAVES[0].secret;
 pub(super) struct Failed;
 
 impl Context {
-    /// Makes kubeconfig and inside of one cluster as they should be, and says how it stands.
+    /// Makes kubeconfig and inside of one cluster as they should be, and reports the status of the inside.
     pub(super) async fn pass(&self, name: &str, exposed: &Cached<Written>) -> Result<(), Failed> {
         let Ok(exposed) = serde_json::from_value::<ExposedCluster>(exposed.value()) else {
             self.observed.forget(name);
@@ -126,7 +126,8 @@ impl Context {
             );
             self.approvers.end(&subject.cluster.metadata.name);
             if !subject.cluster.is_hosted() && subject.state() == Some(MigrationState::Closing) {
-                // Nobody can look, and nobody is cut off by what is left: it goes once there is a Secret.
+                // Without a kubeconfig the inside cannot be checked. What is left there cuts nobody off, so
+                // closing does not wait for it. It goes once the Secret exists.
                 known.insert(Proof::GoneInside, Fact::So);
             }
             return Ok(Readiness::waits(NO_KUBECONFIG, message));

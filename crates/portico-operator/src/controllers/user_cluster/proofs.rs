@@ -1,7 +1,7 @@
 //! What a migration between expose strategies waits for inside a user cluster, and what of it is so
 //! ([`portico_expose::migration`]). Each pass looks anew, in the state that is recorded; nothing is kept.
 //!
-//! Of what is unknown the text says why, and what to do. The text is part of a condition, so it is the
+//! If a proof is unknown, its text says why, and what to do. The text is part of a condition, so it is the
 //! same as long as nothing changes: no times in it, and names in their order.
 
 use std::collections::BTreeSet;
@@ -297,7 +297,7 @@ impl Look<'_> {
         }
     }
 
-    /// The nodes, if it is they that tell how it stands with a workload.
+    /// The nodes, if the status of the workload `id` depends on them; the fact otherwise.
     fn to_be_looked_at<'n>(&self, nodes: &'n Result<Nodes, Fact>, id: &Id) -> Result<&'n Nodes, Fact> {
         if let Some((id, writer)) = self.kept.others.iter().find(|(other, _)| other == id) {
             return Err(Fact::NotSo(foreign(id, writer)));

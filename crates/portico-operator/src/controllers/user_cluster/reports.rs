@@ -1,5 +1,5 @@
-//! How it stands with the inside of every cluster: as a condition, in the log and as an Event when it
-//! changes, and in the status.
+//! Status of the inside of every cluster: as a condition, in the log and as an Event when it changes, and in
+//! `/status`.
 
 use portico_api::cluster::{Cluster, USER_CLUSTER_READY};
 use portico_expose::user_cluster::NO_KUBECONFIG;
@@ -20,8 +20,8 @@ const EXPECTED: [&str; 2] = [NOT_EXPOSED, NO_KUBECONFIG];
 const MAX_LOGGED: usize = 10;
 
 impl Context {
-    /// Says how it stands with a cluster: in its condition, the log, an Event. Returns whether something
-    /// failed, the condition included.
+    /// Reports the status of a cluster's inside: in its condition, the log, an Event. Returns whether
+    /// something failed, the condition included.
     pub(super) async fn mark(&self, cluster: &Cluster, readiness: &Readiness) -> bool {
         let written = self.write_condition(cluster, readiness).await;
         if let Err(error) = &written {
@@ -44,8 +44,8 @@ impl Context {
         failed
     }
 
-    /// Records how it stands with a cluster, and whether something `failed`, which is tried again. If that is
-    /// news, returns how many have trouble.
+    /// Records the status of a cluster's inside, and whether something `failed`, which is tried again. If the
+    /// status changed, returns how many clusters have trouble.
     pub(super) fn record(&self, name: &str, readiness: &Readiness, failed: bool) -> Option<usize> {
         let Readiness { ready, reason, message, .. } = readiness;
         if readiness.failed {
@@ -56,7 +56,7 @@ impl Context {
 
     async fn write_condition(&self, cluster: &Cluster, readiness: &Readiness) -> Result<(), RequestError> {
         let says = (readiness.ready, readiness.reason, &*readiness.message);
-        if write_condition(&self.client, cluster, USER_CLUSTER_READY, says).await? {
+        if write_condition(&self.client, cluster, USER_CLUSTER_READY, says).await?.is_some() {
             self.counters.wrote("Cluster");
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What a pass is about, and what it says: a cluster as the seed has it, how it stands, what is proven.
+//! What a pass is about, and what it says: a cluster as the seed has it, its status, what is proven.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use portico_source::served::ServedKind;
 /// The reason of a cluster that clients do not find yet.
 pub(super) const NOT_EXPOSED: &str = "NotExposed";
 
-/// How it stands with the inside of a cluster.
+/// Status of the inside of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Readiness {
     pub(super) ready: bool,
@@ -59,7 +59,7 @@ pub(super) struct Subject {
     pub(super) seen: Cached<Clusters>,
     /// Strategy and address in force.
     pub(super) exposed: ExposedCluster,
-    /// The same by its second door, while it migrates, also while that is being closed.
+    /// Strategy and address of its second door, while it migrates, also while that door is being closed.
     pub(super) second: Option<ExposedCluster>,
     /// Its namespace.
     pub(super) namespace: String,
@@ -93,7 +93,7 @@ pub(super) type Known = BTreeMap<Proof, Fact>;
 
 /// What came of a pass inside a user cluster.
 pub(super) struct Kept {
-    /// How it stands.
+    /// Status of the inside.
     pub(super) readiness: Readiness,
     /// Its API server has answered something.
     pub(super) answered: bool,

@@ -27,7 +27,7 @@ use crate::write::{PUT_BACK, WriteError, part};
 /// Seconds that the API server waits for an answer, before it admits.
 const TIMEOUT: u8 = 3;
 
-/// How it stands with the webhook.
+/// Status of the webhook's registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum State {
     /// The API server asks.
@@ -204,7 +204,7 @@ impl Context {
         if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
-    /// Records how it stands, and says so if that is news.
+    /// Records the status of the registration, and reports it if it changed.
     pub(super) async fn report(&self, state: State) {
         let before = self.status.webhook(|webhook| {
             let before = (webhook.registered, webhook.trouble.clone(), webhook.observing.clone());

@@ -243,7 +243,7 @@ impl World {
     }
 }
 
-/// Those of `served` that can be read.
+/// The objects of `served` that can be read.
 fn readable<K>(served: &[Arc<Served<K>>]) -> impl Iterator<Item = &Object> {
     served.iter().filter_map(|served| served.object.as_ref().ok())
 }
