@@ -7,7 +7,7 @@ pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 /// The same metrics in that format: types of its own, the full name in each comment, no units and no end.
 pub(crate) fn from_openmetrics(page: &str) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 8);
-    // It stands before the type, and needs the name that the type gives.
+    // `# HELP` comes before `# TYPE`, but its name needs the suffix that the type decides.
     let mut help = None;
     for line in page.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {

@@ -243,7 +243,7 @@ fn evicted_for<'a>(
         let more = usize::from(connection.client == client);
         (of(connection.client) + more, connection.state == State::Waiting)
     };
-    // The last of equals is the oldest, seen from the newest.
+    // `max_by_key` returns the last of equals. Walked from the newest, that is the oldest.
     held.clone().rev().max_by_key(weight).map(|connection| connection.number)
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn proxy(environment: &impl Fn(&str) -> Option<String>) -> Result<Opt
     first(environment, &PROXY).map(|(name, url)| setting::parse(name, &url)).transpose()
 }
 
-/// Which targets are reached through the proxy.
+/// Which targets are reached without the proxy.
 #[derive(Debug)]
 pub(crate) struct Exceptions(Matcher);
 

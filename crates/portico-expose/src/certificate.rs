@@ -69,7 +69,8 @@ impl SubjectNames {
         names
     }
 
-    /// The same for its Konnectivity server, which agents find by the same addresses and a name of its own.
+    /// What the certificate of a hosted Konnectivity server holds. Agents find that server by the addresses
+    /// of the API server and by a name of its own.
     pub fn hosted_konnectivity(
         inputs: &Inputs<'_>,
         (first, second): (&Address, &Address),

@@ -64,7 +64,7 @@ pub struct PortConflict {
     pub service: &'static str,
     /// The port of its pods by the first door.
     pub first: Option<TargetPort>,
-    /// The same by the second one.
+    /// The port of its pods by the second door.
     pub second: Option<TargetPort>,
 }
 

@@ -1,4 +1,4 @@
-//! Cluster → the objects that make it reachable, as Portico's operator applies them, and how it stands.
+//! Cluster → the objects that make it reachable, as Portico's operator applies them, and its status.
 //!
 //! The names are those of KKP. Three things differ. There is one pass: what depends on a NodePort is planned
 //! again once the API server has allocated it. `front-loadbalancer` leads to the gateway of the seed, without
@@ -61,7 +61,7 @@ pub struct Found {
     pub front: Vec<Ingress>,
     /// Why the name of the cluster could not be resolved.
     pub dns_error: Option<String>,
-    /// The same of the name of the second door.
+    /// Why the name of the second door could not be resolved.
     pub second_dns_error: Option<String>,
     /// Whether no API server is ready behind the cluster's Service.
     pub no_endpoints: bool,
@@ -79,9 +79,9 @@ pub struct Wanted {
 /// What should exist for a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exposure {
-    /// What it follows from, and what is shown to users: that of the first door.
+    /// The plan of the first door, which is what users are shown.
     pub plan: Plan,
-    /// That of the second door, while it is open.
+    /// The plan of the second door, while it is open.
     pub second: Option<Plan>,
     /// The strategy that is wanted.
     pub decision: Decision,

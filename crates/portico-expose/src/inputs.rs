@@ -120,7 +120,7 @@ impl Inputs<'_> {
         self.scope.host_suffix()?.host("").ok()
     }
 
-    /// The same, of its Konnectivity server.
+    /// The host name of the cluster's Konnectivity server.
     pub(crate) fn host_of_konnectivity(&self) -> Option<HostName> {
         self.scope.host_suffix()?.host(KONNECTIVITY_PREFIX).ok()
     }

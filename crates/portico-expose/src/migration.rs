@@ -316,8 +316,8 @@ fn quiet(
             if clock >= end {
                 return Vec::new();
             }
-            // No time that passes: each change of the text would be a write. Nor one that is another after
-            // each of the connections of a client that comes again and again.
+            // No running time, because each new text is a write. Within a minute of a known client's last use
+            // no time at all: it would change with each connection.
             Some(match by {
                 Some(by) if clock.duration_since(began) < RESTS => by.clone(),
                 Some(by) => format!("unused since {began:.0}, it closes at {end:.0}; last {by}"),

@@ -63,7 +63,7 @@ pub struct Planner {
     problems: ProblemIndex,
     /// Clusters that wait for NodePorts.
     waiting: BTreeSet<ClusterName>,
-    /// Of a step that is noted in part.
+    /// What a step that is noted in part has still to do.
     work: Work,
 }
 

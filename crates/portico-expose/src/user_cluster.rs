@@ -209,7 +209,8 @@ pub enum Konnectivity {
 }
 
 impl Konnectivity {
-    /// That of `cluster`. `node_port` is that of Service `konnectivity-server`, for strategies that have one.
+    /// Where the agents of `cluster` find their Konnectivity server by the door `exposed`. `node_port` is
+    /// that of Service `konnectivity-server`, for strategies that have one.
     pub fn of(cluster: &Cluster, exposed: &ExposedCluster, node_port: Option<u16>) -> Self {
         let address = &exposed.spec.address;
         let switched_off = cluster.spec.cluster_network.konnectivity_enabled == Some(false);
@@ -238,7 +239,7 @@ pub struct Facts<'a> {
     pub endpoints: bool,
     /// Where its Konnectivity server is, by the first door.
     pub konnectivity: &'a Konnectivity,
-    /// The same by the second door.
+    /// Where its Konnectivity server is, by the second door.
     pub next: Option<&'a Konnectivity>,
     /// The kubeconfig without a user that `cluster-info` holds.
     pub cluster_info: &'a str,

@@ -28,9 +28,9 @@ pub async fn of_cluster(client: &Client, name: &str) -> anyhow::Result<Kubeconfi
     of_secret(client, name, ADMIN_KUBECONFIG).await
 }
 
-/// The same with the credentials of another Secret in the namespace of the cluster. The error is a
-/// [`NoSecret`] if that is missing. Both names become part of a path: the caller has checked them, or they
-/// are those of objects.
+/// The kubeconfig in another Secret in the namespace of the cluster, leading to the address of now. The error
+/// is a [`NoSecret`] if that is missing. Both names become part of a path: the caller has checked them, or
+/// they are those of objects.
 pub async fn of_secret(client: &Client, name: &str, secret: &str) -> anyhow::Result<Kubeconfig> {
     let (_, cluster) = read_cluster(client, name).await?;
     let server = server(name, &cluster)?;
@@ -72,7 +72,7 @@ pub async fn enter(admin: &Kubeconfig) -> anyhow::Result<UntrustedApi> {
     Ok(UntrustedApi::new(&admin.to_yaml(), dialer).await?)
 }
 
-/// The same, by what the seed knows of the administrator of the cluster `name`.
+/// The way into the cluster `name` as its administrator, with the kubeconfig that the seed has.
 pub(crate) async fn enter_as_admin(seed: &Client, name: &str) -> anyhow::Result<UntrustedApi> {
     enter(&of_cluster(seed, name).await?).await
 }

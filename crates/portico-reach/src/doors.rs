@@ -36,9 +36,9 @@ pub struct Migration {
     pub message: String,
 }
 
-/// What `clusters` have recorded. Where that is another strategy than the wanted one, it is made sure that it
-/// is of this Cluster, and not of one of the same name before it. A record that is not as it should be counts
-/// against its own cluster alone; among the `problems` are those that did not even get among the `objects`.
+/// What `clusters` have recorded. A record that differs from the wanted strategy, or holds a migration, is
+/// read again. It is ignored if an older Cluster of that name left it. An unusable record is an error of its
+/// own cluster alone. Unparsable records are in `problems`.
 pub(crate) async fn recorded(
     client: &Client,
     objects: &[Object],

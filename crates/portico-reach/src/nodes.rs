@@ -38,7 +38,7 @@ pub struct Row {
     pub name: String,
     /// As kubectl shows it.
     pub status: String,
-    /// That of its kubelet.
+    /// The version of its kubelet.
     pub version: String,
     /// Its internal address.
     pub address: String,
@@ -63,7 +63,7 @@ pub struct Said {
     pub endpoints: Vec<String>,
     /// Whether the agent of a node is ready; `None` if pods need none.
     agents: Option<BTreeMap<String, bool>>,
-    /// The same of Konnectivity's agents; `None` if the API server needs none.
+    /// Whether Konnectivity's agent of a node is ready; `None` if the API server needs none.
     konnectivity: Option<BTreeMap<String, bool>>,
     /// Users whose certificates for serving wait.
     waiting: Vec<String>,

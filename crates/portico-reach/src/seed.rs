@@ -167,7 +167,7 @@ impl SeedSnapshot {
         found
     }
 
-    /// The same, and what this machine sees of the name and of what answers there.
+    /// As [`Self::chain`], and what this machine sees of the name and of what answers there.
     pub async fn whole_chain(&self, name: &ClusterName) -> Chain {
         let mut found = self.chain(name);
         if found.broken().is_none()
@@ -182,7 +182,7 @@ impl SeedSnapshot {
         found
     }
 
-    /// The same, and what the cluster's API server says of one of its nodes.
+    /// As [`Self::whole_chain`], and what the cluster's API server says of one of its nodes.
     pub async fn chain_to_node(&self, name: &ClusterName, node: &str) -> Chain {
         let mut found = self.whole_chain(name).await;
         if found.broken().is_none()

@@ -141,7 +141,8 @@ impl Claims {
         if keep && before.as_ref() == Some(claim) && matches!(key, RouteKey::Host(_)) {
             self.keep(key, claim);
         }
-        // Nobody waits for a key that nothing speaks for but that it was once claimed.
+        // Lets go of a key that no other namespace claims, if its own claims it or it is not kept for a
+        // Cluster.
         let is_of_no_use = self.kept.get(key).is_some_and(|kept| {
             let has_own_claim = self.claims_from(key, &kept.namespace).next().is_some();
             !self.has_rivals(key) && (has_own_claim || kept.rank == Rank::Other)

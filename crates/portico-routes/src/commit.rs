@@ -43,7 +43,8 @@ impl RouteIndex {
             }
         }
         let mut changes = difference.in_order();
-        // An owner is found before a wildcard: only what has none needs a word.
+        // `RouteTable::host` looks up the exact host before wildcards. So a kept host matters only while it
+        // has no owner.
         let kept = self.claims.take_kept_changes().into_iter().filter_map(|(key, is_kept)| match key {
             RouteKey::Host(host) if is_kept => Some(RouteChange::Kept(Change::Apply(host))),
             RouteKey::Host(host) => Some(RouteChange::Kept(Change::Delete(host))),

@@ -2,8 +2,8 @@
 //!
 //! [`RouteIndex::apply`] records what an object says, decides which Service owns each key (`claims`) and
 //! marks the Services concerned. [`RouteIndex::commit`] recomputes the marked Services and returns what
-//! changed. A burst of changes is many `apply` and one `commit`. The cost of a commit grows with what
-//! changed.
+//! changed. A burst of changes is many `apply` and one `commit`. The routes of a commit cost what
+//! changed; beside that it looks once through the Services by which the gateway may be reached.
 //!
 //! The routes depend on the objects alone, not on the order of their arrival. An unchanged object that is
 //! applied again changes nothing.

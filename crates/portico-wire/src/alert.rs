@@ -8,9 +8,9 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Description {
-    /// The client's address is not on the allow list of the user cluster, or it is over its budget.
+    /// The client's address is not on the allow list of the user cluster.
     AccessDenied = 49,
-    /// The name is known, but no endpoint is ready or none could be connected.
+    /// The name is known, but no endpoint is ready, none could be connected, or a limit is reached.
     InternalError = 80,
     /// No user cluster has this name, or the client sent none (RFC 6066, section 3).
     UnrecognizedName = 112,

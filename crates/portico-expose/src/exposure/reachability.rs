@@ -1,4 +1,4 @@
-//! How it stands with the exposure of a cluster: one word for programs, one sentence for people.
+//! Status of the exposure of a cluster: one word for programs, one sentence for people.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::plan::Plan;
 use crate::services::APISERVER;
 use crate::strategy::AnsweredBy;
 
-/// How it stands with one cluster.
+/// Status of the exposure of one cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reachability {
     /// Whether clients find it.
@@ -27,12 +27,12 @@ impl Reachability {
     }
 }
 
-/// How it stands with a cluster whose objects are as `exposure` wants them: with its first door.
+/// Status of the first door of a cluster whose objects are as `exposure` wants them.
 pub fn reachability(exposure: &Exposure, found: &Found) -> Reachability {
     of_door(&exposure.plan, exposure, found)
 }
 
-/// How it stands with the second door, while it is open.
+/// Status of the second door, while it is open.
 pub fn reachability_of_second(exposure: &Exposure, found: &Found) -> Option<Reachability> {
     let second = exposure.second.as_ref()?;
     let known = known_by_second(found);

@@ -1,11 +1,8 @@
 //! Since when the door that is to close is out of use, by what gateways say of it.
 //!
-//! Each gateway counts for itself, and forgets with its process. So what counts is the difference between
-//! two looks: whenever a gateway says anything else of the door than before, has come, is gone, or began to
-//! count anew, the door may have been in use until now. Silence of a gateway that knows nothing yet is no
-//! proof, and with one that is gone no proof of use is lost. For the same reason the first look is a
-//! beginning, and so is one after a pause in which gateways may have come and gone. That they come and go
-//! without a pause is seen, because each change of them is a reason to look.
+//! Each gateway loses its count when it restarts, so two looks are compared. The idle time starts again at
+//! the first look, after a pause above `PAUSE`, while a connection is open, and when a count differs or a
+//! gateway comes, goes or restarts. No gateway change is missed in between: each triggers a look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

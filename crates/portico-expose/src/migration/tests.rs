@@ -441,7 +441,7 @@ fn any_settings() -> impl Strategy<Value = Settings> {
         .prop_map(settings)
 }
 
-/// Of sixteen cases a proof holds in fourteen: several must hold at the same time.
+/// Each proof holds in fourteen of sixteen cases, because several must hold at the same time.
 fn facts_of(of: Now) -> impl Strategy<Value = Facts> {
     let second_door =
         prop_oneof![Just(None), Just(Some(Use::Used("by a".to_owned()))), (-900_i64..900).prop_map(unused),];
@@ -572,7 +572,7 @@ struct World {
     address: u8,
     /// Where it is by the record.
     recorded: u8,
-    /// Of which record, and where, the second door was last tried from inside.
+    /// The record and the address by which the second door was last tried from inside.
     tried: Option<(Now, u8)>,
 }
 

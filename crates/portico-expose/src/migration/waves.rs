@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-/// How it stands with a cluster, as one look shows it.
+/// How far the migration of a cluster is, as one look shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// The strategy that is asked for is in force, and nothing is under way.
@@ -34,7 +34,7 @@ pub enum Tried {
     WentBack,
 }
 
-/// How it stands with all of them, by name.
+/// How far the migrations of all clusters are, by the name of the cluster.
 pub type AllProgress = BTreeMap<String, Progress>;
 
 /// A run.

@@ -96,7 +96,8 @@ pub(super) fn konnectivity(image: &str, host: &str, port: u16) -> Vec<Object> {
     objects
 }
 
-/// The same agents by another name, with pods of their own. They share what is no workload.
+/// A second set of Konnectivity agents, by another name and with pods of its own. Both sets share what is no
+/// workload.
 pub(super) fn next_konnectivity(image: &str, host: &str, port: u16) -> impl Iterator<Item = Object> {
     let workloads =
         konnectivity(image, host, port).into_iter().filter(|object| object.id == KONNECTIVITY_AGENT);
