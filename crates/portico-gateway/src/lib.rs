@@ -258,14 +258,7 @@ impl Gateway {
     fn end_removed(&self, removed: Vec<Arc<Endpoint>>, limit: Duration) {
         let workers = self.workers.clone();
         let Some((_, handle)) = self.listeners().first_worker() else { return };
-        let removed: Vec<_> = removed
-            .into_iter()
-            .filter(|endpoint| endpoint.connections() > 0)
-            .map(|endpoint| (endpoint.moves(), endpoint))
-            .collect();
-        if removed.is_empty() {
-            return;
-        }
+        let removed: Vec<_> = removed.into_iter().map(|endpoint| (endpoint.moves(), endpoint)).collect();
         handle.spawn(async move {
             tokio::time::sleep(limit).await;
             // One that came back meanwhile keeps its connections; if it left again, their time began anew.

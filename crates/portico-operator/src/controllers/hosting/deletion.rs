@@ -150,7 +150,7 @@ impl Context {
     /// makes anew in between goes with it.
     async fn end_pods(&self, namespace: &str) -> Result<(), WriteError> {
         let pods = api::<Pod>(&self.client, namespace);
-        for pod in running(self.pods.in_namespace(namespace)) {
+        for pod in to_end(self.pods.in_namespace(namespace)) {
             self.lead()?;
             let name = pod.name_any();
             let params = DeleteParams { grace_period_seconds: Some(LAST_GRACE), ..only_this(&pod.value()) };
@@ -182,9 +182,14 @@ impl Context {
     }
 }
 
-/// Those of `pods` whose deletion has not begun.
-fn running(mut pods: Vec<Arc<Cached<Pod>>>) -> Vec<Arc<Cached<Pod>>> {
-    pods.retain(|pod| !is_terminating(&pod.value()));
+/// Those of `pods` that do not end within [`LAST_GRACE`] yet. A deletion by another client leaves a pod the
+/// time that the pod asks for, and a second one shortens that.
+fn to_end(mut pods: Vec<Arc<Cached<Pod>>>) -> Vec<Arc<Cached<Pod>>> {
+    pods.retain(|pod| {
+        let pod = pod.value();
+        let grace = pod.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_u64);
+        !is_terminating(&pod) || grace.is_none_or(|grace| grace > u64::from(LAST_GRACE))
+    });
     pods
 }
 
@@ -201,12 +206,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_ends_is_not_told_again() {
+    fn a_pod_that_ends_soon_is_not_told_again_and_one_that_takes_its_time_is() {
         let pod = |metadata: Value| serde_json::from_value(json!({"metadata": metadata})).map(Arc::new);
-        let ends = pod(json!({"name": "ends", "deletionTimestamp": "2026-01-01T00:00:00Z"})).unwrap();
-        let runs = pod(json!({"name": "runs"})).unwrap();
-        let told: Vec<String> = running(vec![ends, runs]).iter().map(|pod| pod.name_any()).collect();
-        assert_eq!(told, ["runs"]);
+        let ends = |name: &str, grace: u32| {
+            pod(json!({"name": name, "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "deletionGracePeriodSeconds": grace}))
+            .unwrap()
+        };
+        let pods = vec![ends("soon", LAST_GRACE), ends("late", 60), pod(json!({"name": "runs"})).unwrap()];
+        let told: Vec<String> = to_end(pods).iter().map(|pod| pod.name_any()).collect();
+        assert_eq!(told, ["late", "runs"]);
     }
 
     #[test]

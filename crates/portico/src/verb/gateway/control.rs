@@ -141,7 +141,10 @@ async fn start(
     // Before the predecessor goes, so that the next successor finds this gateway at the path.
     let offer = flags.lifecycle.take_over.as_deref().map(Offer::new).transpose()?;
     if let Some(Err(error)) = predecessor.map(Predecessor::ready) {
-        tracing::info!(%error, "the predecessor has ended meanwhile");
+        tracing::warn!(
+            %error,
+            "the predecessor has ended meanwhile, or waits no more; end it if it still runs"
+        );
     }
     for (listener, address) in gateway.listen_addresses() {
         tracing::info!(%listener, %address, "listening");
