@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::context::Context;
 use super::objects::{addresses_of, node_ports_of};
+use crate::write::is_terminating;
 
 impl Context {
     /// What is known of `cluster`, without its name in DNS.
@@ -38,8 +39,7 @@ impl Context {
             }
         }
         // One that is being deleted is no way in any more, whatever its address leads to for now.
-        let stays = |service: &Value| service.pointer("/metadata/deletionTimestamp").is_none();
-        if let Some(service) = service(FRONT).filter(stays) {
+        if let Some(service) = service(FRONT).filter(|service| !is_terminating(service)) {
             found.known.front = Ingress::of_service(&service);
             let ip = service.pointer("/spec/loadBalancerIP").and_then(Value::as_str);
             found.known.front_ip = ip.and_then(|ip| ip.parse().ok());

@@ -38,7 +38,7 @@ use crate::controllers::exposed::reference;
 use crate::controllers::exposure::belongs_to;
 use crate::installation::SeveralConfigurations;
 use crate::managed::Put;
-use crate::write::{PUT_BACK, WriteError, part, request};
+use crate::write::{PUT_BACK, WriteError, is_terminating, part, request};
 
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.
 const PRUNED: [&str; 4] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND, Deployment::KIND];
@@ -186,7 +186,7 @@ impl Context {
         let what = format!("reading Namespace {}", subject.namespace);
         let namespace = request(&what, namespaces.get_opt(&subject.namespace)).await?;
         let is_there = namespace.is_some_and(|namespace| {
-            let ends = namespace.value().pointer("/metadata/deletionTimestamp").is_some();
+            let ends = is_terminating(&namespace.value());
             belongs_to(&namespace, cluster) && !ends
         });
         Ok(if is_there { serde_json::from_value(value).ok() } else { None })

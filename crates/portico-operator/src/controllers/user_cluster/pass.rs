@@ -22,7 +22,7 @@ use super::subject::{Clusters, Known, NOT_EXPOSED, Readiness, Subject, text};
 use crate::cache::api;
 use crate::controllers::exposed::Written;
 use crate::controllers::exposure::belongs_to;
-use crate::write::{RequestError, request};
+use crate::write::{RequestError, is_terminating, request};
 
 /// What agents must trust, by the controller of seed components: during a change of CA both.
 const TUNNEL_TRUST: &str = inventory::Signer::Tunnel.secret();
@@ -94,7 +94,7 @@ impl Context {
         let namespaces = api::<Namespace>(&self.client, "");
         let namespace = self.read(namespaces, "Namespace", &subject.namespace).await?;
         let own = namespace.is_some_and(|namespace| {
-            let ends = namespace.value().pointer("/metadata/deletionTimestamp").is_some();
+            let ends = is_terminating(&namespace.value());
             belongs_to(&namespace, &subject.cluster) && !ends
         });
         if !own {
