@@ -18,6 +18,7 @@ use kube::runtime::watcher;
 use kube::{Api, Resource};
 use portico_kube::error::describe;
 use portico_kube::watch::{Progress, progress};
+use portico_source::served::{Served, ServedKind};
 use serde::de::DeserializeOwned;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch as channel;
@@ -32,6 +33,18 @@ const NOT_FOUND: u16 = 404;
 
 /// Until an object at which a pass panicked is looked at again, unless something changes before.
 const AFTER_A_PANIC: Duration = Duration::from_mins(10);
+
+/// Replaces an object that cannot be read by its last readable version, and writes why it cannot.
+pub(crate) fn keep_last_read<K: ServedKind>(event: &mut watcher::Event<Served<K>>, store: &Store<Served<K>>) {
+    use watcher::Event::{Apply, InitApply};
+    let (Apply(served) | InitApply(served)) = event else { return };
+    let last = store.get(&ObjectRef::from_obj(served));
+    served.keep_last_read(last.as_deref());
+    if let Some(unread) = &served.unread {
+        let (object, error) = (&served.reference, &unread.why);
+        warn!(%object, %error, "cannot be read; its last readable version stays");
+    }
+}
 
 /// Lists and watches the objects of `api`, of this kind, for ever.
 pub(crate) fn follow<T>(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, future};
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use portico_api::configuration::KubermaticConfiguration;
@@ -18,9 +18,8 @@ use portico_source::served::{Served, ServedKind};
 use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
-use tracing::warn;
 
-use crate::follow::{is_not_served, recorded};
+use crate::follow::{is_not_served, keep_last_read, recorded};
 use crate::outage::Outage;
 use crate::status::StatusHandle;
 
@@ -116,7 +115,7 @@ impl<K: ServedKind> Reflector<K> {
             recorded(watched, K::KIND.name(), status)
                 .map(move |mut event| {
                     if let Ok(event) = &mut event {
-                        before.keep_last_read(event);
+                        keep_last_read(event, &before.store);
                     }
                     event
                 })
@@ -128,18 +127,6 @@ impl<K: ServedKind> Reflector<K> {
                 .await;
         };
         (reflector, work)
-    }
-
-    /// Replaces an unreadable object by its last readable version.
-    fn keep_last_read(&self, event: &mut watcher::Event<Served<K>>) {
-        use watcher::Event::{Apply, InitApply};
-        let (Apply(served) | InitApply(served)) = event else { return };
-        let last = self.store.get(&ObjectRef::from_obj(served));
-        served.keep_last_read(last.as_deref());
-        if let Some(unread) = &served.unread {
-            let (object, error) = (&served.reference, &unread.why);
-            warn!(%object, %error, "cannot be read; its last readable version stays");
-        }
     }
 
     /// Says what keeps everything waiting.
@@ -267,7 +254,7 @@ mod tests {
 
         fn bring(&mut self, events: Vec<Event<Served<Seed>>>) {
             for mut event in events {
-                self.seeds.keep_last_read(&mut event);
+                keep_last_read(&mut event, &self.seeds.store);
                 self.writer.apply_watcher_event(&event);
                 self.seeds.applied(Ok(&event));
             }

@@ -78,7 +78,8 @@ pub(crate) enum WriteError {
 }
 
 impl WriteError {
-    fn status(&self) -> Option<&Status> {
+    /// What the API server answered, if it did.
+    pub(crate) fn status(&self) -> Option<&Status> {
         match self {
             Self::Apply { source, .. } => status(&source.source),
             Self::Request(error) => error.status(),

@@ -42,6 +42,7 @@ use crate::kkp::Kkp;
 use crate::manager::Manager;
 use crate::observed::Observed;
 use crate::work_counters::WorkCounters;
+use crate::write::WriteError;
 
 mod cluster_status;
 mod context;
@@ -62,7 +63,7 @@ use pass::Outcome;
 pub(crate) use pass::belongs_to;
 use reports::report;
 use resolver::{PATIENCE, Resolver};
-use write::PassError;
+use write::reachability_after;
 
 /// The first pause after a failed pass; doubled with every further one.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -179,7 +180,7 @@ pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
 }
 
 /// Makes one cluster reachable.
-async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, PassError> {
+async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
     let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
     if !context.is_ready() || context.written.is_ahead_of(&served) {
         return Ok(Action::await_change());
@@ -201,7 +202,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
                 }
                 Err(error) => {
                     // On record, so that the pauses grow.
-                    let reachability = error.reachability();
+                    let reachability = reachability_after(&error);
                     context.counters.failed(reachability.reason);
                     report(cluster, &reachability, true, &context.status, &context.events).await;
                     Err(error)
@@ -217,7 +218,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     if cluster.spec.pause {
         match context.follow_gateways(cluster).await {
             Ok(()) => {}
-            Err(PassError::NotLeading) => return Ok(Action::await_change()),
+            Err(WriteError::NotLeading) => return Ok(Action::await_change()),
             Err(error) => return context.failed(cluster, error).await,
         }
         let message = "the Cluster is paused: everything stays as it is".to_owned();
@@ -247,12 +248,12 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
                 Ok(None) => Ok(context.next(cluster)),
                 // What another has written in between is looked at anew.
                 Err(error) if error.is_conflict() => Ok(Action::requeue(FIRST_RETRY)),
-                Err(PassError::NotLeading) => Ok(Action::await_change()),
+                Err(WriteError::NotLeading) => Ok(Action::await_change()),
                 Err(error) => context.failed(cluster, error).await,
             }
         }
         // The new leader begins anew.
-        Err(PassError::NotLeading) => Ok(Action::await_change()),
+        Err(WriteError::NotLeading) => Ok(Action::await_change()),
         Err(error) => context.failed(cluster, error).await,
     }
 }
@@ -276,8 +277,8 @@ impl Context {
     }
 
     /// Says that a pass did not end, which is tried again.
-    async fn failed(&self, cluster: &Cluster, error: PassError) -> Result<Action, PassError> {
-        let reachability = error.reachability();
+    async fn failed(&self, cluster: &Cluster, error: WriteError) -> Result<Action, WriteError> {
+        let reachability = reachability_after(&error);
         self.counters.failed(reachability.reason);
         // What failed first is what counts.
         drop(self.mark(cluster, &reachability, None, true).await);

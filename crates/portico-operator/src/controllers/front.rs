@@ -47,7 +47,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use crate::contention::Contention;
-use crate::follow::{drive, follow, on_change};
+use crate::follow::{drive, follow, keep_last_read, on_change};
 use crate::installation::Reflector;
 use crate::manager::Manager;
 use crate::status::{ServiceStatus, StatusHandle};
@@ -579,14 +579,7 @@ impl Context {
         mut event: watcher::Event<Served<Service>>,
     ) -> Option<watcher::Event<Served<Service>>> {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
-        if let InitApply(served) | Apply(served) = &mut event {
-            let last = self.services.get(&ObjectRef::from_obj(served));
-            served.keep_last_read(last.as_deref());
-            if let Some(unread) = &served.unread {
-                let (service, error) = (&served.reference, &unread.why);
-                warn!(%service, %error, "cannot read a Service; it stays as it was");
-            }
-        }
+        keep_last_read(&mut event, &self.services);
         let concerns = |served: &Served<Service>| {
             service_of(served).is_some_and(|service| self.settings.concerns(service))
         };

@@ -178,7 +178,7 @@ fn what_an_admin_breaks_heals(kubectl: &Kubectl) {
             Ok(())
         });
     };
-    has_event("np", "Service apiserver-external was deleted, and is made anew");
+    has_event("np", "Service cluster-np/apiserver-external was deleted, and is made anew");
     let patch = r#"{"metadata": {"annotations": {"nodeport-proxy.k8s.io/expose": "SNI"}}}"#;
     kubectl
         .run(&["patch", "service", "konnectivity-server", "-n", "cluster-np", "--type=merge", "-p", patch])
@@ -188,7 +188,10 @@ fn what_an_admin_breaks_heals(kubectl: &Kubectl) {
         ensure!(anew["metadata"]["annotations"]["nodeport-proxy.k8s.io/expose"] == "NodePort");
         Ok(())
     });
-    has_event("np", "Service konnectivity-server was changed by \"kubectl-patch\", and is put back");
+    has_event(
+        "np",
+        "Service cluster-np/konnectivity-server was changed by \"kubectl-patch\", and is put back",
+    );
     kubectl.run(&["delete", "exposedcluster", "tn"]).unwrap();
     until("the ExposedCluster", || kubectl.get(&["exposedcluster", "tn"]).map(drop));
 }

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use super::context::Context;
 use super::reports::report;
-use super::write::PassError;
+use super::write::{reachability_after, unless_another_leads};
 use crate::condition::condition;
-use crate::write::{DEFINITION_OUTDATED, RequestError, has_condition};
+use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, has_condition};
 
 /// While the CustomResourceDefinition of Clusters drops conditions, one write is tried at this interval, to
 /// see whether the definition was updated.
@@ -30,20 +30,20 @@ impl Context {
         reachability: &Reachability,
         address: Option<&Address>,
         failed: bool,
-    ) -> Result<(), PassError> {
+    ) -> Result<(), WriteError> {
         let outdated = *self.outdated_until();
         let written = if outdated.is_some_and(|until| Instant::now() < until) {
             Err(RequestError::Dropped { kind: "Clusters", field: "status.conditions" }.into())
         } else {
             let written = self.write_status(cluster, reachability, address).await;
             let dropped =
-                matches!(&written, Err(error) if error.reachability().reason == DEFINITION_OUTDATED);
+                matches!(&written, Err(error) if reachability_after(error).reason == DEFINITION_OUTDATED);
             *self.outdated_until() = dropped.then(|| Instant::now() + PROBE);
             written
         };
         let (mut reported, mut again, mut failed) = (reachability.clone(), Ok(()), failed);
-        if let Err(error) = written.or_else(PassError::unless_another_leads) {
-            let why = error.reachability();
+        if let Err(error) = written.or_else(unless_another_leads) {
+            let why = reachability_after(&error);
             self.counters.failed(why.reason);
             if why.reason == DEFINITION_OUTDATED {
                 // Until there are newer ones, which nothing tells: only Event, log and status can say it.
@@ -66,7 +66,7 @@ impl Context {
         cluster: &Cluster,
         reachability: &Reachability,
         address: Option<&Address>,
-    ) -> Result<(), PassError> {
+    ) -> Result<(), WriteError> {
         let Reachability { exposed, reason, message } = reachability;
         let (name, own) = (&*cluster.metadata.name, cluster.name().namespace());
         let before = cluster.status.conditions.get(EXPOSED);
@@ -95,7 +95,7 @@ impl Context {
     }
 
     /// The Cluster as it was written, with the condition.
-    fn wrote_status(&self, written: &Served<Cluster>) -> Result<(), PassError> {
+    fn wrote_status(&self, written: &Served<Cluster>) -> Result<(), WriteError> {
         has_condition(written, EXPOSED)?;
         self.wrote_cluster(written);
         Ok(())

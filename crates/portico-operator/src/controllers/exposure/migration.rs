@@ -29,10 +29,10 @@ use tracing::info;
 use super::context::Context;
 use super::gateways::{counted, routed};
 use super::pass::Done;
-use super::write::PassError;
 use crate::cache::api;
 use crate::condition::write_condition;
 use crate::controllers::exposed::reference;
+use crate::write::WriteError;
 
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ impl Context {
         cluster: &Cluster,
         version: Option<&str>,
         done: &Done,
-    ) -> Result<Option<Duration>, PassError> {
+    ) -> Result<Option<Duration>, WriteError> {
         let name = &*cluster.metadata.name;
         let (now, wanted) = (done.doors.now, done.exposure.decision.strategy);
         if now.second.is_none_or(|second| second.state != MigrationState::Quieting) {
@@ -87,7 +87,7 @@ impl Context {
     }
 
     /// What is seen of what the present state waits for, from here and inside the cluster.
-    async fn facts(&self, cluster: &Cluster, done: &Done) -> Result<Facts, PassError> {
+    async fn facts(&self, cluster: &Cluster, done: &Done) -> Result<Facts, WriteError> {
         let Done { doors, exposure, found, .. } = done;
         let mut facts = Facts::unknown(doors.now);
         let inside = self.observed.of(&cluster.metadata.name);
@@ -155,7 +155,7 @@ impl Context {
 
     /// Whether the load balancer of a door that was closed is gone, which the pass before this has deleted:
     /// what made it in a cloud may hold it for minutes.
-    async fn gone_on_seed(&self, cluster: &Cluster, exposure: &Exposure) -> Result<Fact, PassError> {
+    async fn gone_on_seed(&self, cluster: &Cluster, exposure: &Exposure) -> Result<Fact, WriteError> {
         if exposure.services.iter().any(|service| service.name == FRONT) {
             return Ok(Fact::So);
         }
@@ -173,7 +173,7 @@ impl Context {
         })
     }
 
-    async fn write_migration(&self, cluster: &Cluster, next: &Next) -> Result<(), PassError> {
+    async fn write_migration(&self, cluster: &Cluster, next: &Next) -> Result<(), WriteError> {
         let state = next.now.second.map_or(SETTLED, |second| second.state.name());
         let settled = next.now.second.is_none() && next.waits_for.is_empty();
         self.lead()?;
@@ -196,7 +196,7 @@ impl Context {
     /// Takes off the Cluster what counted for one migration: the order to close a door, and the label if it
     /// is that of `portico migrate`. Left behind, the order would close the same door at once the next time
     /// round.
-    async fn tidy(&self, cluster: &Cluster, version: Option<&str>) -> Result<(), PassError> {
+    async fn tidy(&self, cluster: &Cluster, version: Option<&str>) -> Result<(), WriteError> {
         let metadata = &cluster.metadata;
         let label =
             metadata.labels.get(MIGRATION_LABEL).is_some_and(|value| &**value == MIGRATION_LABEL_OURS);
@@ -210,7 +210,7 @@ impl Context {
         cluster: &Cluster,
         version: Option<&str>,
         label: bool,
-    ) -> Result<(), PassError> {
+    ) -> Result<(), WriteError> {
         let mut metadata = json!({"resourceVersion": version});
         if label {
             metadata["labels"] = json!({MIGRATION_LABEL: null});

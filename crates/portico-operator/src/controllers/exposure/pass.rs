@@ -28,8 +28,8 @@ use tokio::time::Instant;
 
 use super::context::Context;
 use super::objects::node_ports_of;
-use super::write::PassError;
 use crate::condition::one_text;
+use crate::write::WriteError;
 
 /// Status of a cluster after a pass.
 pub(super) enum Outcome {
@@ -58,7 +58,7 @@ fn stopped(exposed: bool, reason: &'static str, message: String) -> Outcome {
 impl Context {
     /// Makes everything of `cluster` as it should be. `version` is that of the Cluster as it was read.
     /// Returns the status of `cluster` then.
-    pub(super) async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, PassError> {
+    pub(super) async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, WriteError> {
         let name = &*cluster.metadata.name;
         let seeds = self.installation.seeds.seeds();
         let refused = |message| stopped(false, "InvalidConfiguration", message);
@@ -110,8 +110,11 @@ impl Context {
         self.put(cluster, &self.namespaces, "", &namespace(cluster)).await?;
         let remembered = remembered_node_port(cluster, &wanted, found.doors.as_ref());
         for service in wanted.services.clone() {
-            if let Some(written) = self.put_service(cluster, &own, service.clone(), remembered).await? {
-                found.node_ports.extend(node_ports_of(&service.name, &written.value()));
+            let name = service.name.clone();
+            if self.put_service(cluster, &own, service, remembered).await?
+                && let Some(written) = self.services.get(&own, &name)
+            {
+                found.node_ports.extend(node_ports_of(&name, &written.value()));
             }
         }
         if !wanted.unallocated.is_empty()
@@ -204,7 +207,7 @@ impl Context {
         version: Option<&str>,
         wanted: &Exposure,
         recorded: Option<IpAddr>,
-    ) -> Result<(), PassError> {
+    ) -> Result<(), WriteError> {
         let decision = wanted.decision;
         let mut spec = json!({});
         if decision.decided_by != DecidedBy::Cluster {
@@ -231,7 +234,7 @@ impl Context {
 
     /// Leads the cluster's own load balancer to the gateway's pods of now. Those of a rollout before are
     /// gone, also where nothing else of the cluster may be changed.
-    pub(super) async fn follow_gateways(&self, cluster: &Cluster) -> Result<(), PassError> {
+    pub(super) async fn follow_gateways(&self, cluster: &Cluster) -> Result<(), WriteError> {
         let own = cluster.name().namespace();
         let Some(service) = self.services.get(&own, FRONT).filter(|seen| seen.is_ours()) else {
             return Ok(());
@@ -253,7 +256,7 @@ impl Context {
     }
 
     /// Deletes what a former strategy left.
-    async fn remove_leftovers(&self, own: &str, wanted: &Exposure) -> Result<(), PassError> {
+    async fn remove_leftovers(&self, own: &str, wanted: &Exposure) -> Result<(), WriteError> {
         let services: BTreeSet<&str> = wanted.services.iter().map(|service| &*service.name).collect();
         // Nothing is deleted while a NodePort is unallocated: until then the plan leaves `front-loadbalancer`
         // out.

@@ -8,9 +8,9 @@ use portico_kube::apply::merging;
 use serde_json::json;
 
 use super::context::Context;
-use super::write::PassError;
 use crate::cache::api;
 use crate::controllers::exposed::{Written, projection};
+use crate::write::WriteError;
 
 impl Context {
     /// Writes what gateways must know of the cluster, with these doors, or else the one that the Cluster asks
@@ -19,7 +19,7 @@ impl Context {
         &self,
         cluster: &Cluster,
         doors: Option<&Doors>,
-    ) -> Result<Option<String>, PassError> {
+    ) -> Result<Option<String>, WriteError> {
         let fields = match projection(cluster, &self.installation, doors) {
             Ok(fields) => fields,
             Err(why) => return Ok(Some(why)),
@@ -34,7 +34,7 @@ impl Context {
     }
 
     /// Ends a record that applying could not: another manager has its fields too.
-    async fn end_record(&self, name: &str) -> Result<(), PassError> {
+    async fn end_record(&self, name: &str) -> Result<(), WriteError> {
         let left = self.exposed.get("", name).map(|seen| seen.value());
         if left.is_none_or(|exposed| exposed.pointer("/spec/migration").is_none()) {
             return Ok(());

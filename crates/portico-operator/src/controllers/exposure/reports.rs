@@ -1,14 +1,14 @@
 //! Status of every cluster's exposure: in the log and as an Event when it changes, and in `/status`.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use portico_api::cluster::Cluster;
-use portico_api::meta::ObjectKey;
 use portico_expose::exposure::Reachability;
 use portico_kube::events::{Events, Note, Severity};
 use tracing::{debug, warn};
 
 use crate::controllers::exposed::reference;
 use crate::status::{ClusterInfo, ClusterReport, StatusHandle};
-use crate::write::{PUT_BACK, part};
+use crate::write::PUT_BACK;
 
 /// Clusters whose trouble is written to the log one by one; `/status` has all of them.
 const MAX_LOGGED: usize = 10;
@@ -48,14 +48,8 @@ pub(super) async fn report(
     events.publish(&reference(cluster), note).await;
 }
 
-/// Says that an object of `cluster` is as it was before somebody had `done` something to it.
-pub(super) async fn tell_put_back(
-    cluster: &Cluster,
-    (kind, key): (&str, &ObjectKey),
-    done: &str,
-    events: &Events,
-) {
-    let text = &*format!("{kind} {} {done}", key.name);
+/// Says by an Event that `object` of `cluster` is as it was before somebody had changed or deleted it.
+pub(super) async fn tell_put_back(cluster: &Cluster, object: ObjectReference, text: &str, events: &Events) {
     let note = Note { severity: Severity::Normal, reason: PUT_BACK, action: "ExposeCluster", text };
-    events.publish_about(&reference(cluster), part(kind, key), note).await;
+    events.publish_about(&reference(cluster), object, note).await;
 }

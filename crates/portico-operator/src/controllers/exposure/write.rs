@@ -14,24 +14,18 @@ use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
 use portico_expose::exposure::{Reachability, SLICE_MANAGED_BY, Wanted};
 use portico_kube::apply::merging;
-use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::cached::Cached;
-use portico_kube::error::describe;
 use portico_source::served::Served;
 use serde_json::json;
-use thiserror::Error;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::context::Context;
 use super::objects::node_ports_of;
 use super::reports::tell_put_back;
 use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;
-use crate::managed::delete;
-use crate::write::{
-    self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, REQUEST_TIMEOUT, RequestError, WRITE_REFUSED,
-    status,
-};
+use crate::managed::{self, Put, delete};
+use crate::write::{self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, WriteError, part};
 
 /// Failed passes before a cluster gets another NodePort than the one that its users know: some seconds.
 const SAME_NUMBER: u32 = 3;
@@ -40,68 +34,39 @@ const SAME_NUMBER: u32 = 3;
 const KUBERNETES_CONTROLLERS: [&str; 2] =
     ["endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"];
 
-/// HTTP status of a write to a version that is not the present one.
-const CONFLICT: u16 = 409;
-
 /// HTTP status of an object that the API server does not take as it is.
 const INVALID: u16 = 422;
 
-/// Why a pass did not end. Retried with back-off.
-#[derive(Debug, Error)]
-pub(super) enum PassError {
-    #[error("{}", describe(.0))]
-    Apply(#[from] ApplyError),
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    #[error("another replica leads by now")]
-    NotLeading,
+/// Whether the NodePort that was asked for by number belongs to another Service now, or to no range.
+fn is_node_port_taken(error: &WriteError) -> bool {
+    let taken = |message: &str| {
+        message.contains("provided port is already allocated")
+            || message.contains("provided port is not in the valid range")
+    };
+    error.status().is_some_and(|status| status.code == INVALID && taken(&status.message))
 }
 
-impl PassError {
-    fn status(&self) -> Option<&kube::core::Status> {
-        match self {
-            Self::Apply(error) => status(&error.source),
-            Self::Request(error) => error.status(),
-            Self::NotLeading => None,
-        }
-    }
+/// No failure, if another replica leads by now: it does it.
+pub(super) fn unless_another_leads(error: WriteError) -> Result<(), WriteError> {
+    if matches!(error, WriteError::NotLeading) { Ok(()) } else { Err(error) }
+}
 
-    /// Somebody, perhaps this process, has written the object since it was read.
-    pub(super) fn is_conflict(&self) -> bool {
-        self.status().is_some_and(|status| status.code == CONFLICT)
-    }
-
-    /// A NodePort that was asked for by number belongs to another Service now, or to no range.
-    fn is_node_port_taken(&self) -> bool {
-        let taken = |message: &str| {
-            message.contains("provided port is already allocated")
-                || message.contains("provided port is not in the valid range")
-        };
-        self.status().is_some_and(|status| status.code == INVALID && taken(&status.message))
-    }
-
-    /// No failure, if the new leader does it.
-    pub(super) fn unless_another_leads(self) -> Result<(), Self> {
-        if matches!(self, Self::NotLeading) { Ok(()) } else { Err(self) }
-    }
-
-    /// Status of a cluster after this error.
-    pub(super) fn reachability(&self) -> Reachability {
-        let (message, text) = (self.status().map(|status| status.message.as_str()), self.to_string());
-        let says = |part: &str| message.is_some_and(|message| message.contains(part));
-        let (reason, message) = if says("range is full") || says("failed to allocate a nodePort") {
-            let remedy = "delete Services that hold NodePorts, widen --service-node-port-range of the seed's \
-                          API server, or move clusters to Tunneling, which needs none";
-            ("NodePortsExhausted", format!("{text}; {remedy}"))
-        } else if says("because it is being terminated") {
-            ("NamespaceTerminating", format!("{text}; it is made anew once it is gone"))
-        } else if says(NOT_DECLARED) {
-            (DEFINITION_OUTDATED, format!("{text}; {NEWER_DEFINITIONS}"))
-        } else {
-            (if let Self::Request(error) = self { error.reason() } else { WRITE_REFUSED }, text)
-        };
-        Reachability { exposed: false, reason, message }
-    }
+/// Status of a cluster after this error.
+pub(super) fn reachability_after(error: &WriteError) -> Reachability {
+    let (message, text) = (error.status().map(|status| status.message.as_str()), error.to_string());
+    let says = |part: &str| message.is_some_and(|message| message.contains(part));
+    let (reason, message) = if says("range is full") || says("failed to allocate a nodePort") {
+        let remedy = "delete Services that hold NodePorts, widen --service-node-port-range of the seed's \
+                      API server, or move clusters to Tunneling, which needs none";
+        ("NodePortsExhausted", format!("{text}; {remedy}"))
+    } else if says("because it is being terminated") {
+        ("NamespaceTerminating", format!("{text}; it is made anew once it is gone"))
+    } else if says(NOT_DECLARED) {
+        (DEFINITION_OUTDATED, format!("{text}; {NEWER_DEFINITIONS}"))
+    } else {
+        (error.reason(), text)
+    };
+    Reachability { exposed: false, reason, message }
 }
 
 /// What is written of a Service that has a selector and should have none.
@@ -116,7 +81,7 @@ impl Context {
         own: &str,
         mut service: Wanted,
         remembered: Option<(&str, u16)>,
-    ) -> Result<Option<Cached<Service>>, PassError> {
+    ) -> Result<bool, WriteError> {
         if service.fields.pointer("/spec/selector").is_none() {
             self.unselect(cluster, own, &service.name).await?;
         }
@@ -132,7 +97,7 @@ impl Context {
         match self.put(cluster, &self.services, own, &service).await {
             // The watch may be ahead of the API server's release of the number that the Service had.
             Err(error)
-                if error.is_node_port_taken() && self.failures(&cluster.metadata.name) >= SAME_NUMBER =>
+                if is_node_port_taken(&error) && self.failures(&cluster.metadata.name) >= SAME_NUMBER =>
             {
                 self.put(cluster, &self.services, own, &without).await
             }
@@ -143,7 +108,7 @@ impl Context {
     /// Removes the selector of another manager from a Service whose EndpointSlices Portico writes. Then
     /// deletes its Endpoints, and the EndpointSlices that Kubernetes made for it. Kubernetes neither updates
     /// nor deletes them any more, and would mirror the Endpoints.
-    async fn unselect(&self, cluster: &Cluster, own: &str, name: &str) -> Result<(), PassError> {
+    async fn unselect(&self, cluster: &Cluster, own: &str, name: &str) -> Result<(), WriteError> {
         let Some(current) = self.services.get(own, name) else { return Ok(()) };
         if current.value().pointer("/spec/selector").is_some() {
             if !self.may_write(cluster, SELECTOR, name) {
@@ -160,8 +125,8 @@ impl Context {
             self.services.written(written);
             self.counters.wrote("Service");
             if let Some(done) = back {
-                tell_put_back(cluster, (Service::KIND, &ObjectKey::new(own, name)), &done, &self.events)
-                    .await;
+                let (key, text) = (ObjectKey::new(own, name), format!("Service {own}/{name} {done}"));
+                tell_put_back(cluster, part(Service::KIND, &key), &text, &self.events).await;
             }
         }
         let endpoints = Api::<Endpoints>::namespaced(self.client.clone(), own);
@@ -183,41 +148,28 @@ impl Context {
         Ok(())
     }
 
-    /// Applies one object. Returns it if it was written.
+    /// Applies one object. Returns whether that changed it.
     pub(super) async fn put<K: Resource + Send + Sync + 'static>(
         &self,
         cluster: &Cluster,
-        cache: &Arc<Cache<K>>,
+        cache: &Cache<K>,
         namespace: &str,
         wanted: &Wanted,
-    ) -> Result<Option<Cached<K>>, PassError> {
+    ) -> Result<bool, WriteError> {
         self.lead()?;
-        let current = cache.get(namespace, &wanted.name);
-        let api = api::<K>(&self.client, namespace);
-        let applied = apply(&api, &wanted.fields, current.as_deref());
-        let applied = match timeout(REQUEST_TIMEOUT, applied).await {
-            Ok(applied) => applied?,
-            Err(_) => {
-                let what = format!("applying {} {}", K::KIND, wanted.name);
-                return Err(RequestError::NoAnswer(what).into());
-            }
-        };
-        let changed = match applied {
-            Applied::Unchanged => None,
-            Applied::Changed(object) => Some(object),
-        };
-        let back = self.backoff(cluster, (K::KIND, &wanted.name), |backoff| {
-            backoff.applied(&wanted.fields, current.as_deref(), changed.is_some(), Instant::now())
+        let key = ObjectKey::new(namespace, &wanted.name);
+        let put = managed::put(&self.client, cache, &key, &wanted.fields, |record| {
+            self.backoff(cluster, (K::KIND, &wanted.name), record)
         });
-        if let Some(object) = &changed {
-            cache.written(object.clone());
-            self.counters.wrote(K::KIND);
+        let put = put.await?;
+        if put == Put::Unchanged {
+            return Ok(false);
         }
-        if let Some(done) = back {
-            tell_put_back(cluster, (K::KIND, &ObjectKey::new(namespace, &wanted.name)), &done, &self.events)
-                .await;
+        self.counters.wrote(K::KIND);
+        if let Put::Back(text) = put {
+            tell_put_back(cluster, part(K::KIND, &key), &text, &self.events).await;
         }
-        Ok(changed)
+        Ok(true)
     }
 
     /// Deletes one object, unless its deletion has begun.
@@ -226,7 +178,7 @@ impl Context {
         cache: &Arc<Cache<K>>,
         own: &str,
         seen: &Cached<K>,
-    ) -> Result<(), PassError> {
+    ) -> Result<(), WriteError> {
         self.lead()?;
         let key = ObjectKey::new(own, &seen.name_any());
         if delete(&self.client, cache, &key, &seen.value()).await? {
@@ -244,7 +196,7 @@ impl Context {
         &self,
         what: &str,
         request: impl Future<Output = kube::Result<T>>,
-    ) -> Result<T, PassError> {
+    ) -> Result<T, WriteError> {
         self.lead()?;
         Ok(write::request(what, request).await?)
     }
@@ -268,8 +220,8 @@ impl Context {
     }
 
     /// Ends a pass that another replica does by now.
-    pub(super) fn lead(&self) -> Result<(), PassError> {
-        if self.leads.borrow().now() { Ok(()) } else { Err(PassError::NotLeading) }
+    pub(super) fn lead(&self) -> Result<(), WriteError> {
+        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     /// The Cluster as it was written: no pass works from an older one.
