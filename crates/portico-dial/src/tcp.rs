@@ -4,7 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use portico_net::socket::{Keepalive, set_keepalive};
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -67,9 +68,7 @@ pub(crate) async fn connect(
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
     let TcpKeepAlive { interval, unacknowledged } = keep_alive;
-    socket.set_tcp_keepalive(
-        &TcpKeepalive::new().with_time(interval).with_interval(interval).with_retries(PROBES),
-    )?;
+    set_keepalive(&socket, Keepalive { time: interval, interval, probes: PROBES })?;
     socket.set_tcp_user_timeout(unacknowledged)?;
     Ok(stream)
 }

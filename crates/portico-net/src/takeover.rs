@@ -269,6 +269,19 @@ impl Offer {
         Ok(Self { listening, successor: AtomicBool::new(false) })
     }
 
+    /// Listens at `path`, then tells the predecessor that it may drain. In this order the next successor
+    /// always finds a process that serves.
+    pub fn in_place_of(predecessor: Option<Predecessor>, path: &Path) -> Result<Self, TakeOverError> {
+        let offer = Self::new(path)?;
+        if let Some(Err(error)) = predecessor.map(Predecessor::ready) {
+            tracing::warn!(
+                %error,
+                "the predecessor has ended meanwhile, or waits no more; end it if it still runs"
+            );
+        }
+        Ok(offer)
+    }
+
     /// Serves successors one after the other, until one of them is ready, for which each has `patience`.
     ///
     /// `sockets` is asked anew for each. A successor that fails is logged and forgotten, and one that cannot

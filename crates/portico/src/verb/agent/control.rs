@@ -208,28 +208,20 @@ async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::
         return Ok(None);
     };
     let mut predecessor = take_over(path).await?;
-    let inherited = match &mut predecessor {
-        None => Inherited::default(),
-        Some(predecessor) => {
-            let inherited = predecessor.sockets::<SocketAddr>()?;
-            // A predecessor that stops has no sockets: then nothing serves until this agent listens.
-            if !inherited.is_empty() {
-                wait_until_able(status, predecessor).await?;
-            }
-            inherited
+    let mut inherited = Inherited::default();
+    if let Some(there) = &mut predecessor {
+        inherited = there.sockets::<SocketAddr>()?;
+        // A predecessor that stops has no sockets: then nothing serves until this agent listens.
+        if !inherited.is_empty() && !wait_until_able(status, there).await? {
+            predecessor = None;
         }
-    };
-    agent.listen(inherited)?;
-    // Before the predecessor goes, so that the next successor finds this agent at the path.
-    let offer = Offer::new(path)?;
-    if let Some(Err(error)) = predecessor.map(Predecessor::ready) {
-        tracing::info!(%error, "the predecessor has ended meanwhile");
     }
-    Ok(Some(offer))
+    agent.listen(inherited)?;
+    Ok(Some(Offer::in_place_of(predecessor, path)?))
 }
 
-/// Waits until connections would be carried, or the predecessor is gone.
-async fn wait_until_able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<()> {
+/// Waits until connections would be carried, or the predecessor is gone. Returns whether it is still there.
+async fn wait_until_able(status: &Status, predecessor: &Predecessor) -> anyhow::Result<bool> {
     tracing::info!("a predecessor listens; it goes on until a tunnel is up here");
     let tunnel = async {
         while !status.can_carry() {
@@ -237,13 +229,13 @@ async fn wait_until_able(status: &Status, predecessor: &Predecessor) -> anyhow::
         }
     };
     tokio::select! {
-        () = tunnel => {}
+        () = tunnel => Ok(true),
         gone = predecessor.gone() => {
             gone.context("--take-over: waiting for the predecessor")?;
             tracing::info!("the predecessor is gone; listening in its place");
+            Ok(false)
         }
     }
-    Ok(())
 }
 
 /// Offers what `agent` listens on to successors, and returns once one listens. Without an agent, the address

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use portico_api::problem::Severity;
-use portico_gateway::{AccessLog, Config, Gateway, Offer, Predecessor, take_over};
+use portico_gateway::{AccessLog, Config, Gateway, Offer, take_over};
 use portico_source::Step;
 use portico_sync::Source;
 use tokio::time::sleep;
@@ -138,14 +138,8 @@ async fn start(
     drop(first);
     report(status);
     status.set_gateway(Arc::clone(&gateway));
-    // Before the predecessor goes, so that the next successor finds this gateway at the path.
-    let offer = flags.lifecycle.take_over.as_deref().map(Offer::new).transpose()?;
-    if let Some(Err(error)) = predecessor.map(Predecessor::ready) {
-        tracing::warn!(
-            %error,
-            "the predecessor has ended meanwhile, or waits no more; end it if it still runs"
-        );
-    }
+    let take_over = flags.lifecycle.take_over.as_deref();
+    let offer = take_over.map(|path| Offer::in_place_of(predecessor, path)).transpose()?;
     for (listener, address) in gateway.listen_addresses() {
         tracing::info!(%listener, %address, "listening");
     }
