@@ -51,8 +51,6 @@ pub(super) struct Chunk {
 pub(super) enum Next {
     Control(Packet),
     Data(Chunk),
-    /// The server does not read what it asked for, and more waits than may, or others need the memory.
-    Full,
 }
 
 impl Outbound {
@@ -86,13 +84,24 @@ impl Outbound {
         queues.wake();
     }
 
+    /// Ready when the server does not read what it asked for, and more waits than may, or others need the
+    /// memory. Wakes the writer, also where that waits for window.
+    pub(super) fn poll_full(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut queues = self.queues();
+        if queues.is_full {
+            return Poll::Ready(());
+        }
+        match &mut queues.writer {
+            Some(writer) => writer.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        // The reservation wakes the task once it is evicted.
+        self.held.poll_evicted(cx)
+    }
+
     /// What is to be sent next. Wakes the writer.
     pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Next> {
         let mut queues = self.queues();
-        // The reservation wakes the task once it is evicted.
-        if queues.is_full || self.held.poll_evicted(cx).is_ready() {
-            return Poll::Ready(Next::Full);
-        }
         if let Some(packet) = queues.control.pop_front() {
             self.held.release(cost(&packet));
             return Poll::Ready(Next::Control(packet));
@@ -133,6 +142,7 @@ impl Queues {
 mod tests {
     use std::future::poll_fn;
 
+    use futures_util::future::poll_immediate;
     use portico_wire::konnectivity::DialId;
 
     use super::*;
@@ -143,6 +153,10 @@ mod tests {
 
     async fn next(outbound: &Outbound) -> Next {
         poll_fn(|cx| outbound.poll_next(cx)).await
+    }
+
+    async fn is_full(outbound: &Outbound) -> bool {
+        poll_immediate(poll_fn(|cx| outbound.poll_full(cx))).await.is_some()
     }
 
     #[tokio::test]
@@ -167,7 +181,7 @@ mod tests {
             outbound.control(refusal());
         }
         assert!(memory.held() <= CONTROL, "{} bytes", memory.held());
-        assert!(matches!(next(&outbound).await, Next::Full));
+        assert!(is_full(&outbound).await);
     }
 
     #[tokio::test(start_paused = true)]
@@ -179,10 +193,10 @@ mod tests {
         let other = Reservation::new(vec![memory.clone()], Duration::ZERO);
         other.charge(200_000);
         assert!(other.is_evicted());
-        assert!(matches!(next(&outbound).await, Next::Control(_)), "it has just begun to wait");
+        assert!(!is_full(&outbound).await, "it has just begun to wait");
         tokio::time::advance(UNREAD).await;
         let other = Reservation::new(vec![memory], UNREAD);
         other.charge(200_000);
-        assert!(matches!(next(&outbound).await, Next::Full));
+        assert!(is_full(&outbound).await);
     }
 }

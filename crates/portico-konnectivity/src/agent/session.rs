@@ -236,6 +236,10 @@ impl Session {
 
     fn poll_send(&self, sender: &mut Sender, cx: &mut Context<'_>) -> Poll<Ended> {
         loop {
+            // First: a server that gives no window would never be found out below.
+            if self.outbound.poll_full(cx).is_ready() {
+                return Poll::Ready(Ended::Unread);
+            }
             match sender.poll_ready(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {}
@@ -243,7 +247,6 @@ impl Session {
             }
             match self.outbound.poll_next(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Next::Full) => return Poll::Ready(Ended::Unread),
                 Poll::Ready(Next::Control(packet)) => {
                     self.shared.sent(&packet);
                     let mut message = BytesMut::new();

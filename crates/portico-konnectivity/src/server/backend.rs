@@ -145,6 +145,8 @@ pub(crate) struct Backend {
     draining: AtomicBool,
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
+    /// Whether a control packet found no room.
+    has_lost: AtomicBool,
     /// Counts what waits there.
     held: Reservation,
     data: mpsc::Sender<(ConnectId, Item)>,
@@ -207,6 +209,7 @@ impl Backend {
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
+            has_lost: AtomicBool::default(),
             held: Reservation::new(vec![shared.memory.clone()], Duration::ZERO),
             data,
             window: receiver.flow_control(),
@@ -244,19 +247,20 @@ impl Backend {
         self.state().dials.remove(&dial)
     }
 
-    /// Sends a control packet. A stream whose queue is full ends by the next packet that comes.
+    /// Sends a control packet. A stream whose queue is full loses it, and ends by the next packet that comes.
     fn send(&self, packet: Packet) {
         // Before it is there: the writer may take it at once.
         self.held.charge(CONTROL_BYTES);
         // A writer that is gone has taken the stream with it.
         if self.control.try_send(packet).is_err() {
             self.held.release(CONTROL_BYTES);
+            self.has_lost.store(true, Relaxed);
         }
     }
 
     /// Says when the agent leaves more to be done than may be.
     fn overrun(&self) -> Result<(), BackendError> {
-        if self.control.capacity() == 0 {
+        if self.has_lost.load(Relaxed) {
             return Err(BackendError::NotReading);
         }
         if self.state().closing.len() > MAX_CLOSING {

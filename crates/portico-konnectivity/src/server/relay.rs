@@ -10,7 +10,7 @@
 //! Neither direction waits for the other, and a side that is lost ends both.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
@@ -145,21 +145,22 @@ pub(crate) async fn relay(
         }
     };
     established.ends(end);
-    if let AgentReader::Packets(_) = reader {
-        // Before the frontend is notified, which may take its time: others wait for the window.
-        drop(reader);
+    // Before the frontend is notified, which may take its time: nobody counts what a reader holds meanwhile,
+    // and of packets others wait for the window.
+    drop(reader);
+    if !is_native {
         drop(established);
         return tell(sink, end).await;
     }
     let notified = tell(sink, end).await;
     match &mut writer {
         // Ended in order. As it is dropped, h2 tells an agent that has not ended its direction that nobody
-        // takes more: `NO_ERROR`, behind all that was sent. A frontend that half-closes has said all,
-        // whichever side was first; by gRPC it may still be sending.
+        // takes more: `NO_ERROR`, behind all that was sent. A frontend that has closed may be gone by now:
+        // what it said before is on its way. One that half-closes has said all, whichever side was first; by
+        // gRPC it may still be sending.
         AgentWriter::Native(_)
-            if notified
-                && (end == ConnectionEnd::FrontendClosed
-                    || half_closes && end == ConnectionEnd::EndpointClosed) => {}
+            if end == ConnectionEnd::FrontendClosed
+                || notified && half_closes && end == ConnectionEnd::EndpointClosed => {}
         AgentWriter::Native(stream) => stream.reset(),
         AgentWriter::Packets(_) => {}
     }
@@ -306,21 +307,14 @@ async fn directions(
     };
     match up_ended {
         Up::Closed => ConnectionEnd::FrontendClosed,
-        Up::Failed(reason) => reason,
+        Up::Failed(reason) if delivery.is_complete.load(Relaxed) || !is_endpoints(reason) => reason,
+        // The endpoint takes no more. What it sent before is still the frontend's.
+        Up::Failed(reason) => deliver(down, delivery).await.unwrap_or(reason),
         Up::HalfClosed if delivery.is_complete.load(Relaxed) => ConnectionEnd::EndpointClosed,
-        // An agent answers CLOSE_REQ soon, behind what the endpoint sent, which a slow frontend may take long
-        // to read; over a stream, the endpoint may take its time.
-        Up::HalfClosed if !is_native => loop {
-            let taken = delivery.taken.load(Relaxed);
-            match timeout(CLOSING, &mut down).await {
-                Ok(ConnectionEnd::EndpointClosed) => break ConnectionEnd::FrontendClosed,
-                Ok(end) => break end,
-                Err(_) if delivery.taken.load(Relaxed) > taken => {}
-                // It would take what it has for all there is.
-                Err(_) if delivery.waits.load(Relaxed) => break ConnectionEnd::NotRead,
-                Err(_) => break ConnectionEnd::FrontendClosed,
-            }
-        },
+        // An agent answers CLOSE_REQ soon; over a stream, the endpoint may take its time.
+        Up::HalfClosed if !is_native => {
+            deliver(down, delivery).await.unwrap_or(ConnectionEnd::FrontendClosed)
+        }
         Up::HalfClosed => {
             poll_fn(|cx| match down.as_mut().poll(cx) {
                 Poll::Pending if delivery.is_complete.load(Relaxed) => {
@@ -329,6 +323,34 @@ async fn directions(
                 polled => polled,
             })
             .await
+        }
+    }
+}
+
+/// Whether a connection that ends so is over at the side of the endpoint.
+fn is_endpoints(end: ConnectionEnd) -> bool {
+    matches!(end, ConnectionEnd::EndpointClosed | ConnectionEnd::EndpointReset | ConnectionEnd::AgentLost)
+}
+
+/// Waits until the frontend has what the endpoint sent, which a slow one may take long to read. Returns why
+/// it will not have all of it.
+async fn deliver(
+    mut down: Pin<&mut impl Future<Output = ConnectionEnd>>,
+    delivery: &Delivery,
+) -> Option<ConnectionEnd> {
+    loop {
+        let taken = delivery.taken.load(Relaxed);
+        let ended = poll_fn(|cx| match down.as_mut().poll(cx) {
+            Poll::Pending if delivery.is_complete.load(Relaxed) => Poll::Ready(ConnectionEnd::EndpointClosed),
+            polled => polled,
+        });
+        match timeout(CLOSING, ended).await {
+            Ok(ConnectionEnd::EndpointClosed) => return None,
+            Ok(end) => return Some(end),
+            Err(_) if delivery.taken.load(Relaxed) > taken => {}
+            // It would take what it has for all there is.
+            Err(_) if delivery.waits.load(Relaxed) => return Some(ConnectionEnd::NotRead),
+            Err(_) => return None,
         }
     }
 }
@@ -362,6 +384,21 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(half_closed(&delivery, down).await, ConnectionEnd::FrontendClosed);
         assert!(begun.elapsed() > 4 * CLOSING);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_endpoint_sent_before_it_took_no_more_is_delivered() {
+        for reason in [ConnectionEnd::EndpointReset, ConnectionEnd::AgentLost] {
+            let delivery = Delivery::default();
+            let down = async {
+                sleep(CLOSING.mul_f64(0.5)).await;
+                delivery.taken.fetch_add(1, Relaxed);
+                sleep(CLOSING.mul_f64(0.9)).await;
+                reason
+            };
+            assert_eq!(directions(async { Up::Failed(reason) }, down, true, &delivery).await, reason);
+            assert_eq!(delivery.taken.load(Relaxed), 1);
+        }
     }
 
     #[tokio::test(start_paused = true)]

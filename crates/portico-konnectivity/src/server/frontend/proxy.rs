@@ -32,6 +32,9 @@ use crate::server::shared::Shared;
 /// Largest window of a Proxy stream, and so what a frontend may send before its endpoint takes it.
 const WINDOW: u32 = 256 * 1024;
 
+/// Most bytes of one packet to a frontend, which ends its tunnel for one of over 4 MiB.
+const MOST_DATA: usize = 1 << 20;
+
 /// Serves an HTTP/2 connection of a frontend. It has `slot` until it has asked for something.
 pub(crate) async fn serve<S>(shared: Arc<Shared>, stream: S, slot: Slot)
 where
@@ -294,10 +297,14 @@ struct Answers<'a> {
 }
 
 impl Sink for Answers<'_> {
-    async fn write(&mut self, bytes: Bytes) -> Result<(), FrontendLost> {
-        self.shared.counters.data_packet(Segment::ToClient);
-        let head = DataHead::new(self.connection, bytes.len());
-        write(self.shared, &mut self.sender, head.as_bytes(), bytes, "DATA").await
+    async fn write(&mut self, mut bytes: Bytes) -> Result<(), FrontendLost> {
+        while !bytes.is_empty() {
+            let part = bytes.split_to(bytes.len().min(MOST_DATA));
+            self.shared.counters.data_packet(Segment::ToClient);
+            let head = DataHead::new(self.connection, part.len());
+            write(self.shared, &mut self.sender, head.as_bytes(), part, "DATA").await?;
+        }
+        Ok(())
     }
 
     async fn end(&mut self) -> Result<(), FrontendLost> {
