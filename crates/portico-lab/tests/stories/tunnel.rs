@@ -542,6 +542,7 @@ impl Story {
     fn identities_are_renewed_under_load(&self, clients: &[Client], watches: &Watches) {
         let knocking = Knocking::start(clients);
         believe(&self.seed, &self.gateways, &[&self.agents, &self.successors]);
+        let given = Instant::now();
         self.give_certificate(&self.successors);
         self.give_token("second");
         for worker in 0..self.workers.len() {
@@ -549,15 +550,15 @@ impl Story {
                 nudge(&self.inside, NAMESPACE, pod["metadata"]["name"].as_str().unwrap());
             }
         }
-        self.wait_renewed();
+        self.wait_renewed(given);
         watches.beat();
         knocking.all_were_answered("a change of authority, certificate and token");
     }
 
     /// Waits until both agents have only tunnels by what they were given last. A token is shown on tunnels
     /// that are there. Those of an old certificate are replaced one after the other, and carry new streams
-    /// until then.
-    fn wait_renewed(&self) {
+    /// until then: new ones are younger than the certificate, which was `given` then.
+    fn wait_renewed(&self, given: Instant) {
         for (worker, (file, secret, key)) in [
             ("etc/portico-certificate/tls.crt", CERTIFICATE, "tls.crt"),
             ("var/run/secrets/portico/token", TOKEN, "token"),
@@ -573,22 +574,21 @@ impl Story {
                 secret,
                 &format!("--output=go-template={{{{index .data \"{key}\" | base64decode}}}}"),
             ]);
-            let given = secret.unwrap();
+            let wanted = secret.unwrap();
             let path = format!("/proc/{}/root/{file}", self.agent(worker).as_raw_nonzero());
             wait::until("the kubelet to bring what is new", SOON, || {
-                ensure!(fs::read_to_string(&path)? == given, "{path} is as it was");
+                ensure!(fs::read_to_string(&path)? == wanted, "{path} is as it was");
                 Ok(())
             })
             .unwrap();
         }
-        let renewed = Instant::now();
         wait::until("tunnels by the old certificate to be replaced", SOON, || {
             let ask = ["curl", "-sS", "--max-time", "20", "http://127.0.0.1:8004/tunnels"];
             let rows = self.workers[0].host().run(&ask)?;
             let rows: Vec<Value> = serde_json::from_str(&rows)?;
             let live: Vec<&Value> = rows.iter().filter(|row| row["state"] == "live").collect();
             let is_new = |row: &&Value| {
-                row["duration_ms"].as_u64().is_some_and(|age| Duration::from_millis(age) < renewed.elapsed())
+                row["duration_ms"].as_u64().is_some_and(|age| Duration::from_millis(age) < given.elapsed())
             };
             ensure!(!live.is_empty() && live.iter().all(is_new), "{live:?}");
             Ok(())

@@ -5,13 +5,15 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
 
 use crate::common::{PATIENCE, Process, directory, free_port, get, port_of, wait_until};
 use crate::proof::{LOOPBACK, echo};
 use portico_lab::manifests;
 use portico_lab::metrics::names;
-use portico_net::takeover::Offer;
+use rustix::net::{
+    AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, send,
+    shutdown, socket_with,
+};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -360,20 +362,16 @@ fn a_gateway_whose_predecessor_dies_once_it_has_sent_its_sockets_serves_all_the_
     let (folder, port) = site();
     let sockets = tempfile::tempdir().unwrap();
     let path = sockets.path().join("take-over.sock");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let offer = runtime.block_on(async { Offer::new(&path) }).unwrap();
-    // It does not wait for its successor, which finds it gone.
+    let offer = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&offer, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&offer, 1).unwrap();
     let (dies, dead) = std::sync::mpsc::channel::<()>();
     let predecessor = std::thread::spawn(move || {
-        runtime.block_on(async {
-            let serving = offer.serve(Some(Duration::ZERO), || Ok(Vec::new()));
-            let asked = async {
-                while dead.try_recv().is_err() {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            };
-            tokio::select! { () = serving => {}, () = asked => {} }
-        });
+        let successor = accept(&offer).unwrap();
+        // Before the last message, that there are no sockets: nothing that the successor sends can reach it.
+        shutdown(&successor, Shutdown::Read).unwrap();
+        send(&successor, b"[]", SendFlags::NOSIGNAL).unwrap();
+        dead.recv().unwrap();
     });
     let mut gateway = gateway(folder.path(), &["--take-over", path.to_str().unwrap()]);
     gateway.process.wait_for("the predecessor has ended meanwhile");
