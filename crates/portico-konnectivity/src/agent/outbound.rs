@@ -85,7 +85,7 @@ impl Outbound {
     }
 
     /// Ready when the server does not read what it asked for, and more waits than may, or others need the
-    /// memory. Wakes the writer, also where that waits for window.
+    /// memory. Wakes the task for that, also where it waits for window, and for all that is queued.
     pub(super) fn poll_full(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut queues = self.queues();
         if queues.is_full {
@@ -99,25 +99,22 @@ impl Outbound {
         self.held.poll_evicted(cx)
     }
 
-    /// What is to be sent next. Wakes the writer.
-    pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Next> {
+    /// What is to be sent next. `None`: [`Self::poll_full`] wakes its task once there is something.
+    pub(super) fn next(&self) -> Option<Next> {
         let mut queues = self.queues();
         if let Some(packet) = queues.control.pop_front() {
             self.held.release(cost(&packet));
-            return Poll::Ready(Next::Control(packet));
+            return Some(Next::Control(packet));
         }
-        if let Some(chunk) = queues.data.pop_front() {
-            if queues.data.is_empty() {
-                // A stream at rest needs no memory for a burst.
-                queues.data.shrink_to(16);
-                queues.control.shrink_to(16);
-            }
-            drop(queues);
-            chunk.endpoint.free_lane();
-            return Poll::Ready(Next::Data(chunk));
+        let chunk = queues.data.pop_front()?;
+        if queues.data.is_empty() {
+            // A stream at rest needs no memory for a burst.
+            queues.data.shrink_to(16);
+            queues.control.shrink_to(16);
         }
-        queues.writer = Some(cx.waker().clone());
-        Poll::Pending
+        drop(queues);
+        chunk.endpoint.free_lane();
+        Some(Next::Data(chunk))
     }
 }
 
@@ -151,10 +148,6 @@ mod tests {
         Packet::DialResponse { dial: DialId(1), result: Err("x".repeat(1_000)) }
     }
 
-    async fn next(outbound: &Outbound) -> Next {
-        poll_fn(|cx| outbound.poll_next(cx)).await
-    }
-
     async fn is_full(outbound: &Outbound) -> bool {
         poll_immediate(poll_fn(|cx| outbound.poll_full(cx))).await.is_some()
     }
@@ -168,7 +161,7 @@ mod tests {
         }
         assert!(memory.held() > 100_000, "{} bytes", memory.held());
         for _ in 0..100 {
-            assert!(matches!(next(&outbound).await, Next::Control(_)));
+            assert!(matches!(outbound.next(), Some(Next::Control(_))));
         }
         assert_eq!(memory.held(), 0);
     }

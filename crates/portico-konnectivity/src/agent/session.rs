@@ -245,15 +245,15 @@ impl Session {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
             }
-            match self.outbound.poll_next(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Next::Control(packet)) => {
+            match self.outbound.next() {
+                None => return Poll::Pending,
+                Some(Next::Control(packet)) => {
                     self.shared.sent(&packet);
                     let mut message = BytesMut::new();
                     packet.encode(&mut message);
                     sender.send(&message, Bytes::new());
                 }
-                Poll::Ready(Next::Data(chunk)) => {
+                Some(Next::Data(chunk)) => {
                     self.shared.sent_data();
                     let head = DataHead::new(chunk.connection, chunk.payload.len());
                     sender.send_counted(head.as_bytes(), chunk.payload);

@@ -307,23 +307,15 @@ async fn directions(
     };
     match up_ended {
         Up::Closed => ConnectionEnd::FrontendClosed,
-        Up::Failed(reason) if delivery.is_complete.load(Relaxed) || !is_endpoints(reason) => reason,
         // The endpoint takes no more. What it sent before is still the frontend's.
-        Up::Failed(reason) => deliver(down, delivery).await.unwrap_or(reason),
+        Up::Failed(reason) if is_endpoints(reason) => rest_delivered(down, delivery).await.unwrap_or(reason),
+        Up::Failed(reason) => reason,
         Up::HalfClosed if delivery.is_complete.load(Relaxed) => ConnectionEnd::EndpointClosed,
         // An agent answers CLOSE_REQ soon; over a stream, the endpoint may take its time.
         Up::HalfClosed if !is_native => {
-            deliver(down, delivery).await.unwrap_or(ConnectionEnd::FrontendClosed)
+            rest_delivered(down, delivery).await.unwrap_or(ConnectionEnd::FrontendClosed)
         }
-        Up::HalfClosed => {
-            poll_fn(|cx| match down.as_mut().poll(cx) {
-                Poll::Pending if delivery.is_complete.load(Relaxed) => {
-                    Poll::Ready(ConnectionEnd::FrontendClosed)
-                }
-                polled => polled,
-            })
-            .await
-        }
+        Up::HalfClosed => delivered(down, delivery).await.unwrap_or(ConnectionEnd::FrontendClosed),
     }
 }
 
@@ -332,21 +324,28 @@ fn is_endpoints(end: ConnectionEnd) -> bool {
     matches!(end, ConnectionEnd::EndpointClosed | ConnectionEnd::EndpointReset | ConnectionEnd::AgentLost)
 }
 
-/// Waits until the frontend has what the endpoint sent, which a slow one may take long to read. Returns why
-/// it will not have all of it.
-async fn deliver(
+/// Waits until the frontend has all that the endpoint sends. Returns why it will not have all of it.
+async fn delivered(
+    mut down: Pin<&mut impl Future<Output = ConnectionEnd>>,
+    delivery: &Delivery,
+) -> Option<ConnectionEnd> {
+    poll_fn(|cx| match down.as_mut().poll(cx) {
+        Poll::Ready(ConnectionEnd::EndpointClosed) => Poll::Ready(None),
+        Poll::Pending if delivery.is_complete.load(Relaxed) => Poll::Ready(None),
+        polled => polled.map(Some),
+    })
+    .await
+}
+
+/// The same of an endpoint that sends no more: as long as the frontend takes some, which may be slow.
+async fn rest_delivered(
     mut down: Pin<&mut impl Future<Output = ConnectionEnd>>,
     delivery: &Delivery,
 ) -> Option<ConnectionEnd> {
     loop {
         let taken = delivery.taken.load(Relaxed);
-        let ended = poll_fn(|cx| match down.as_mut().poll(cx) {
-            Poll::Pending if delivery.is_complete.load(Relaxed) => Poll::Ready(ConnectionEnd::EndpointClosed),
-            polled => polled,
-        });
-        match timeout(CLOSING, ended).await {
-            Ok(ConnectionEnd::EndpointClosed) => return None,
-            Ok(end) => return Some(end),
+        match timeout(CLOSING, delivered(down.as_mut(), delivery)).await {
+            Ok(end) => return end,
             Err(_) if delivery.taken.load(Relaxed) > taken => {}
             // It would take what it has for all there is.
             Err(_) if delivery.waits.load(Relaxed) => return Some(ConnectionEnd::NotRead),

@@ -109,12 +109,11 @@ impl Context {
         }
         self.put(cluster, &self.namespaces, "", &namespace(cluster)).await?;
         let remembered = remembered_node_port(cluster, &wanted, found.doors.as_ref());
-        for service in wanted.services.clone() {
-            let name = service.name.clone();
-            if self.put_service(cluster, &own, service, remembered).await?
-                && let Some(written) = self.services.get(&own, &name)
+        for service in &wanted.services {
+            if self.put_service(cluster, &own, service.clone(), remembered).await?
+                && let Some(written) = self.services.get(&own, &service.name)
             {
-                found.node_ports.extend(node_ports_of(&name, &written.value()));
+                found.node_ports.extend(node_ports_of(&service.name, &written.value()));
             }
         }
         if !wanted.unallocated.is_empty()

@@ -125,7 +125,8 @@ impl Context {
             self.services.written(written);
             self.counters.wrote("Service");
             if let Some(done) = back {
-                let (key, text) = (ObjectKey::new(own, name), format!("Service {own}/{name} {done}"));
+                let key = ObjectKey::new(own, name);
+                let text = format!("{} {key} {done}", Service::KIND);
                 tell_put_back(cluster, part(Service::KIND, &key), &text, &self.events).await;
             }
         }

@@ -1,5 +1,5 @@
-//! The one place of wiring: source → pipeline → data plane, with the admin listener beside it and the end of
-//! the process after it.
+//! The one place of wiring: source → pipeline → data plane, with the admin listener beside it and the end
+//! of the process after it.
 //!
 //! Everything here runs on one thread; the threads that move bytes are the data plane's own. The order at the
 //! start is what makes it safe: the admin listener first, so that probes get an answer; then every object is
