@@ -167,6 +167,11 @@ impl NativeWriter {
         }
     }
 
+    /// Ready once the stream is reset, or lost with its connection.
+    pub(crate) async fn lost(&mut self) -> Ended {
+        poll_fn(|cx| self.stream.poll_reset(cx).map(|reset| lost(reset.ok()))).await
+    }
+
     /// Nothing more comes from the frontend.
     pub(crate) fn end(&mut self) -> Result<(), Ended> {
         let ended = self.stream.send_data(Bytes::new(), true);

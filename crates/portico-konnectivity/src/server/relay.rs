@@ -9,7 +9,7 @@
 //!
 //! Neither direction waits for the other, and a side that is lost ends both.
 
-use std::future::{Future, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
@@ -108,6 +108,16 @@ impl AgentWriter {
             Self::Packets(connection) => connection.close().await,
         }
     }
+
+    /// Ready once the endpoint or its agent is lost, which writing shows only while there is something to
+    /// write, and reading only before the endpoint's end.
+    async fn lost(&mut self) -> Ended {
+        match self {
+            Self::Native(stream) => stream.lost().await,
+            // After the endpoint's end there is no connection any more.
+            Self::Packets(_) => pending().await,
+        }
+    }
 }
 
 /// Carries until the connection is over. `early` goes to the endpoint first. Returns whether the frontend
@@ -184,6 +194,8 @@ enum Up {
     HalfClosed,
     /// The frontend wants no answer any more.
     Closed,
+    /// The endpoint or its agent is lost while the frontend sends nothing.
+    Lost(ConnectionEnd),
     Failed(ConnectionEnd),
 }
 
@@ -209,12 +221,18 @@ async fn up(
                 established.moved(len, 0);
             }
         }
-        next = source.read().await;
+        next = tokio::select! {
+            biased;
+            next = source.read() => next,
+            why = writer.lost() => return Up::Lost(why.into()),
+        };
     }
-    match writer.end().await {
-        Err(why) => Up::Failed(why.into()),
-        Ok(()) if source.closes_both() => Up::Closed,
-        Ok(()) => Up::HalfClosed,
+    // CLOSE_REQ has its turn behind the bytes of others, which an agent may not take.
+    match while_ahead(|cx| source.poll_ahead(cx), writer.end()).await {
+        Err(reason) => Up::Failed(reason),
+        Ok(Err(why)) => Up::Failed(why.into()),
+        Ok(Ok(())) if source.closes_both() => Up::Closed,
+        Ok(Ok(())) => Up::HalfClosed,
     }
 }
 
@@ -307,6 +325,7 @@ async fn directions(
     };
     match up_ended {
         Up::Closed => ConnectionEnd::FrontendClosed,
+        Up::Lost(reason) => delivered(down, delivery).await.unwrap_or(reason),
         // The endpoint takes no more. What it sent before is still the frontend's.
         Up::Failed(reason) if is_endpoints(reason) => rest_delivered(down, delivery).await.unwrap_or(reason),
         Up::Failed(reason) => reason,
@@ -356,7 +375,6 @@ async fn rest_delivered(
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
     use std::time::Duration;
 
     use tokio::time::sleep;

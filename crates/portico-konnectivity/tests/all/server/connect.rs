@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use portico_konnectivity::server::{FrontendListen, Mode};
@@ -170,4 +171,26 @@ async fn the_end_of_a_frontend_closes_a_connection_by_packets() {
     frontend.shutdown().await.unwrap();
     assert_eq!(agent.stream.packet().await, Packet::Data { connection, payload: "last words".into() });
     assert_eq!(agent.stream.packet().await, Packet::CloseRequest(connection));
+}
+
+#[tokio::test]
+async fn a_frontend_that_leaves_while_its_end_waits_for_an_agent_that_takes_nothing_is_noticed() {
+    let (rig, mut agent) = rig().await;
+    let mut busy = rig.http("node:9").await;
+    agent.accepts("node:9", 1).await;
+    head(&mut busy).await;
+    let mut frontend = rig.http("node:9").await;
+    agent.accepts("node:9", 2).await;
+    head(&mut frontend).await;
+    let sends = tokio::spawn(async move {
+        // It is aborted while it waits.
+        let _ = busy.write_all(&vec![1; 2 * AGENT_WINDOW as usize]).await;
+    });
+    until(|| rig.status.counters().full_frontends.load(Relaxed) == 1).await;
+    drop(frontend);
+    tokio::time::pause();
+    let lost = || rig.status.counters().ends().find(|(reason, _)| *reason == "frontend_lost");
+    until(|| lost() == Some(("frontend_lost", 1))).await;
+    tokio::time::resume();
+    sends.abort();
 }

@@ -243,6 +243,27 @@ async fn what_a_frontend_under_tls_says_after_its_endpoint_is_delivered_with_its
     is_ended(&rig, "endpoint_closed").await;
 }
 
+#[tokio::test]
+async fn an_endpoint_or_agent_that_is_lost_after_its_end_ends_the_connection_of_a_silent_frontend() {
+    for is_agent in [false, true] {
+        let (rig, mut agent, mut frontend) = under_tls().await;
+        let dial = agent.asked("node:9").await;
+        let mut stream = agent.opens(dial).await.unwrap();
+        stream.to_server.send_data(Bytes::from_static(b"all"), true).unwrap();
+        let mut answer = Vec::new();
+        patiently(frontend.read_to_end(&mut answer)).await.unwrap();
+        assert!(answer.ends_with(b"\r\n\r\nall"));
+        assert_eq!(rig.status.established(), 1, "what it sends may still be taken");
+        if is_agent {
+            drop(agent);
+            is_ended(&rig, "agent_lost").await;
+        } else {
+            stream.to_server.send_reset(h2::Reason::CONNECT_ERROR);
+            is_ended(&rig, "endpoint_reset").await;
+        }
+    }
+}
+
 /// A frontend under TLS that asks for `node:9`. Dropped, it is reset.
 async fn under_tls() -> (Rig, Agent, TlsStream<TcpStream>) {
     let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
@@ -276,7 +297,9 @@ async fn stuck_under_tls() -> (Rig, Agent, Native, Stuck) {
     let mut head = [0; b"HTTP/1.1 200 Connection Established\r\n\r\n".len()];
     patiently(reads.read_exact(&mut head)).await.unwrap();
     let sends = uploads(writes);
-    is_stuck(&rig).await;
+    // A piece of which the window takes a part counts once all of it is taken.
+    until(|| rig.status.connections()[0].up > AGENT_WINDOW - 64 * 1024).await;
+    until(|| rig.status.counters().full_frontends.load(Relaxed) == 1).await;
     (rig, agent, stream, Stuck { reads, sends })
 }
 
@@ -320,6 +343,46 @@ async fn what_frontends_do_not_read_of_streams_is_counted_and_one_of_them_goes_w
     assert!(rig.status.established() > 0, "not all of them");
 }
 
+/// Sends pieces to a frontend by gRPC, which does not read.
+fn says(stream: &mut Native, piece: usize, count: usize) {
+    for _ in 0..count {
+        stream.to_server.send_data(vec![1; piece].into(), false).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_a_frontend_by_grpc_has_not_read_comes_in_packets_that_it_takes() {
+    const PIECE: usize = 10_000;
+    const PIECES: usize = AGENT_WINDOW as usize / PIECE + 600;
+    let rig = Rig::with(Mode::Grpc, |settings| settings.connection_buffer = 16 << 20).await;
+    let mut agent = rig.native_agent("a").await;
+    let (mut frontend, _, mut stream) = connected_by_grpc(&rig, &mut agent).await;
+    says(&mut stream, PIECE, PIECES);
+    until(|| rig.status.memory().0 > 5 << 20).await;
+    assert_eq!(frontend.bytes(PIECE * PIECES).await.len(), PIECE * PIECES);
+}
+
+#[tokio::test]
+async fn a_frontend_that_closes_and_does_not_read_holds_no_memory_and_has_its_last_words_delivered() {
+    const PIECE: usize = 100_000;
+    // All that the agent sends comes: in messages of one piece.
+    let rig = Rig::with(Mode::Grpc, |settings| settings.connection_buffer = 16 << 20).await;
+    let mut agent = rig.native_agent("a").await;
+    let (mut frontend, connection, mut stream) = connected_by_grpc(&rig, &mut agent).await;
+    says(&mut stream, PIECE, ENDLESS / PIECE);
+    until(|| rig.status.connections()[0].down > AGENT_WINDOW - PIECE as u64).await;
+    until(|| rig.status.memory().0 > 5 * PIECE).await;
+    frontend.data(connection, b"last words").await;
+    frontend.send(Packet::CloseRequest(connection)).await;
+    until(|| rig.status.memory().0 < 2 * PIECE).await;
+    assert_eq!(rig.status.established(), 1, "it has not been told yet");
+    drop(frontend);
+    assert_eq!(stream.bytes(10).await, b"last words");
+    assert!(stream.ends().await);
+    assert_eq!(stream.reset().await, h2::Reason::NO_ERROR);
+    is_ended(&rig, "frontend_closed").await;
+}
+
 #[tokio::test]
 async fn what_an_endpoint_does_not_take_from_a_frontend_by_grpc_is_counted() {
     let rig = Rig::start(Mode::Grpc).await;
@@ -337,7 +400,6 @@ async fn a_large_message_that_an_endpoint_does_not_take_is_counted() {
     let rig = Rig::start(Mode::Grpc).await;
     let mut agent = rig.native_agent("a").await;
     let (mut frontend, connection, stream) = connected_by_grpc(&rig, &mut agent).await;
-    // The last has to wait for window.
     // The last one has to wait for window.
     for _ in 0..AGENT_WINDOW as usize / MESSAGE + 1 {
         frontend.data(connection, &vec![1; MESSAGE]).await;
