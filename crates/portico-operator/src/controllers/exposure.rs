@@ -189,8 +189,15 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Kkp::Unknown => return Ok(Action::await_change()),
         Kkp::Present(deployment) => {
             context.observe(Some(deployment));
-            // The one object that is not KKP's. A condition would be a write beside KKP.
-            return match context.write_exposed(cluster, None).await {
+            // The one object that is not KKP's. A condition would be a write beside KKP. A migration stays on
+            // record: when KKP is gone, it goes on.
+            let migrating =
+                context.recorded(cluster).map(|doors| doors.filter(|doors| doors.now.second.is_some()));
+            let written = match migrating {
+                Ok(doors) => context.write_exposed(cluster, doors.as_ref()).await,
+                Err(why) => Ok(Some(why)),
+            };
+            return match written {
                 Ok(None) => {
                     context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
                     Ok(Action::await_change())

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::exposure::{KUBERNETES, slice};
 use crate::names::{Says, Zone, serve};
-use crate::support::{Running, cluster, give_address, insides, install, release, withheld_or};
+use crate::support::{Running, beside_kkp, cluster, give_address, insides, install, release, withheld_or};
 use crate::until;
 
 /// The name of the cluster by which users reach it.
@@ -429,6 +429,8 @@ async fn a_lost_record_closes_no_door_that_is_in_force() {
     stage.kubectl.run(&["delete", "service", "apiserver-external", "-n", "cluster-a"]).unwrap();
     until("the Service", || stage.service().map(drop));
     assert_eq!(stage.node_port().unwrap(), port);
+    beside_kkp_the_record_is_kept(&stage, &operator);
+    assert_eq!(stage.node_port().unwrap(), port, "users have it");
     // A record of a newer version is left alone, and nothing closes.
     let newer = r#"{"spec": {"migration": {"second": {"exposeStrategy": "Teleport"}}}}"#;
     let patched = stage.kubectl.run(&["patch", "exposedcluster", "a", "--type=merge", "-p", newer]);
@@ -441,6 +443,29 @@ async fn a_lost_record_closes_no_door_that_is_in_force() {
     stage.wait_settled("Tunneling");
     operator.stop().await;
     stage.names.abort();
+}
+
+fn beside_kkp_the_record_is_kept(stage: &Stage, operator: &Running) {
+    let migration = stage.exposed().unwrap()["spec"]["migration"].take();
+    assert!(migration.is_object(), "{migration}");
+    beside_kkp(&stage.kubectl, || {
+        until("KKP to be seen", || {
+            ensure!(operator.clusters().observing.is_some());
+            Ok(())
+        });
+        stage.kubectl.run(&["label", "cluster", "a", "project-id=another", "--overwrite"]).unwrap();
+        until("what gateways must know", || {
+            let exposed = stage.exposed()?;
+            ensure!(exposed["metadata"]["labels"]["project-id"] == "another", "{exposed}");
+            Ok(())
+        });
+        assert_eq!(stage.exposed().unwrap()["spec"]["migration"], migration);
+    });
+    until("KKP to be gone", || {
+        ensure!(operator.clusters().observing.is_none());
+        Ok(())
+    });
+    stage.wait_state("Quieting", "Tunneling is in force");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -67,7 +67,8 @@ impl Context {
         }))
     }
 
-    fn recorded(&self, cluster: &Cluster) -> Result<Option<Doors>, String> {
+    /// The doors of the ExposedCluster. An error as of [`doors`](Self::doors).
+    pub(super) fn recorded(&self, cluster: &Cluster) -> Result<Option<Doors>, String> {
         let name = &*cluster.metadata.name;
         let Some(seen) = self.exposed.get("", name) else { return Ok(None) };
         let exposed = seen.value();
