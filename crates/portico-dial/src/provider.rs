@@ -13,7 +13,7 @@ pub const TLS_BUFFER: usize = 144 * 1024;
 ///
 /// aws-lc has the key exchange that quantum computers do not break. ring's AES-GCM is twice as fast on
 /// processors with VAES and without AVX-512, for which aws-lc has no code of its own. With AVX-512 aws-lc's
-/// is faster, by 700 KB of code: too much for an agent.
+/// is faster, at the price of 700 KB of code: too much for an agent.
 ///
 /// It prefers AES-128-GCM in TLS 1.3, as Go and BoringSSL do: the library's own order begins with AES-256,
 /// which has four rounds more. A peer with another preference still gets every suite.

@@ -103,7 +103,7 @@ fn without_a_limit_connections_to_an_endpoint_that_left_stay() {
 
 #[test]
 fn an_idle_timeout_ends_only_what_is_silent() {
-    let idle = portico_gateway::IdleTimeouts { sni: Some(Duration::from_millis(100)), ..Default::default() };
+    let idle = portico_gateway::IdleTimeouts { sni: Some(Duration::from_secs(1)), ..Default::default() };
     let gateway = start(Config { idle, ..config() });
     Service::new("a", &[echo_server()]).host(HOST).expose(&gateway);
     let mut silent = connected(&gateway, HOST);

@@ -163,7 +163,8 @@ fn a_service_that_asks_for_a_port_of_the_gateway_itself_is_reported_and_keeps_no
     let [endpoint, other] = [Endpoint::new(), Endpoint::new()];
     let service = Service::new("a", &[endpoint.address]).port(port);
     let sni_listen = Some(SocketAddr::new(LOOPBACK.ip(), port));
-    let admin = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap().port();
+    let admin_listener = TcpListener::bind(LOOPBACK).unwrap();
+    let admin = admin_listener.local_addr().unwrap().port();
     let access = portico_gateway::AccessLog::start(portico_gateway::AccessFormat::Off).unwrap();
     let config = Config {
         sni_listen,
@@ -176,7 +177,6 @@ fn a_service_that_asks_for_a_port_of_the_gateway_itself_is_reported_and_keeps_no
     let error = |gateway: &Gateway| gateway.failed_node_ports()[0].error.to_string();
     assert!(error(&gateway).contains("Portico itself, by --sni-listen"), "{}", error(&gateway));
     service.withdraw(&gateway);
-    let _admin = TcpListener::bind((LOOPBACK.ip(), admin)).unwrap();
     Service::new("a", &[endpoint.address]).port(admin).expose(&gateway);
     assert!(error(&gateway).contains("by --admin-listen"), "{}", error(&gateway));
 }

@@ -213,7 +213,7 @@ fn a_drain_waits_for_streams_and_then_cuts_them() {
         let gateway = Arc::clone(&gateway);
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            runtime.block_on(gateway.drain(Duration::from_millis(300)))
+            runtime.block_on(gateway.drain(Duration::from_secs(3)))
         })
     };
     eventually("the gateway drains", || gateway.shared().is_draining());
@@ -260,7 +260,7 @@ fn fifty_tunnels_do_not_notice_five_hundred_changes_to_other_clusters() {
 
 #[test]
 fn clients_that_never_ask_are_counted_by_what_they_did() {
-    let config = Config { hello_timeout: Duration::from_millis(20), ..tunnel_config() };
+    let config = Config { hello_timeout: Duration::from_millis(500), ..tunnel_config() };
     let gateway = start(config);
     drop(connect(tunnel_address(&gateway)));
     eventually("leaving at once is counted", || count(&gateway, Refusal::ClosedEarly) == 1);

@@ -11,6 +11,7 @@
 
 use std::future::{Future, pending, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
@@ -109,8 +110,8 @@ impl AgentWriter {
         }
     }
 
-    /// Ready once the endpoint or its agent is lost, which writing shows only while there is something to
-    /// write, and reading only before the endpoint's end.
+    /// Ready once the endpoint of a stream of its own, or its agent, is lost. Writing shows it only while
+    /// there is something to write, and reading only before the endpoint's end.
     async fn lost(&mut self) -> Ended {
         match self {
             Self::Native(stream) => stream.lost().await,
@@ -147,7 +148,7 @@ pub(crate) async fn relay(
     let half_closes = is_native && !source.closes_both();
     let delivery = Delivery::default();
     let end = {
-        let up = up(source, &mut writer, early, &established);
+        let up = up(source, &mut writer, early, &established, &delivery);
         let down = down(&mut reader, sink, half_closes, &established, &delivery);
         tokio::select! {
             end = directions(up, down, is_native, &delivery) => end,
@@ -194,8 +195,6 @@ enum Up {
     HalfClosed,
     /// The frontend wants no answer any more.
     Closed,
-    /// The endpoint or its agent is lost while the frontend sends nothing.
-    Lost(ConnectionEnd),
     Failed(ConnectionEnd),
 }
 
@@ -204,6 +203,7 @@ async fn up(
     writer: &mut AgentWriter,
     early: Bytes,
     established: &Established,
+    delivery: &Delivery,
 ) -> Up {
     let mut next = Ok(Some(early));
     loop {
@@ -221,13 +221,18 @@ async fn up(
                 established.moved(len, 0);
             }
         }
+        let mut read = pin!(source.read());
         next = tokio::select! {
             biased;
-            next = source.read() => next,
-            why = writer.lost() => return Up::Lost(why.into()),
+            next = &mut read => next,
+            why = writer.lost() => {
+                delivery.lost.get_or_init(|| why.into());
+                read.await
+            }
         };
     }
-    // CLOSE_REQ has its turn behind the bytes of others, which an agent may not take.
+    // CLOSE_REQ has its turn behind the bytes of others, which an agent may not take. It is the same then
+    // with a frontend that left as while it wrote.
     match while_ahead(|cx| source.poll_ahead(cx), writer.end()).await {
         Err(reason) => Up::Failed(reason),
         Ok(Err(why)) => Up::Failed(why.into()),
@@ -268,6 +273,15 @@ struct Delivery {
     waits: AtomicBool,
     /// All of it, and the end behind it: what the frontend sends may still be on its way.
     is_complete: AtomicBool,
+    /// Why nobody would take that any more.
+    lost: OnceLock<ConnectionEnd>,
+}
+
+impl Delivery {
+    /// Why the connection is over once the endpoint has said all, although the frontend sends nothing.
+    fn lost_after_all(&self) -> Option<ConnectionEnd> {
+        self.lost.get().copied().filter(|_| self.is_complete.load(Relaxed))
+    }
 }
 
 async fn down(
@@ -322,10 +336,11 @@ async fn directions(
         biased;
         ended = &mut up => ended,
         end = &mut down => return end,
+        // Polling those has set what it looks at.
+        end = poll_fn(|_| delivery.lost_after_all().map_or(Poll::Pending, Poll::Ready)) => return end,
     };
     match up_ended {
         Up::Closed => ConnectionEnd::FrontendClosed,
-        Up::Lost(reason) => delivered(down, delivery).await.unwrap_or(reason),
         // The endpoint takes no more. What it sent before is still the frontend's.
         Up::Failed(reason) if is_endpoints(reason) => rest_delivered(down, delivery).await.unwrap_or(reason),
         Up::Failed(reason) => reason,
@@ -416,6 +431,23 @@ mod tests {
             assert_eq!(directions(async { Up::Failed(reason) }, down, true, &delivery).await, reason);
             assert_eq!(delivery.taken.load(Relaxed), 1);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loss_ends_the_connection_once_the_endpoint_has_said_all() {
+        let delivery = Delivery::default();
+        let up = async {
+            delivery.lost.get_or_init(|| ConnectionEnd::AgentLost);
+            pending().await
+        };
+        let down = async {
+            sleep(100 * CLOSING).await;
+            delivery.is_complete.store(true, Relaxed);
+            pending().await
+        };
+        let begun = Instant::now();
+        assert_eq!(directions(up, down, true, &delivery).await, ConnectionEnd::AgentLost);
+        assert!(begun.elapsed() >= 100 * CLOSING, "a slow frontend has its answer first");
     }
 
     #[tokio::test(start_paused = true)]

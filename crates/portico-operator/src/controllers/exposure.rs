@@ -7,7 +7,7 @@
 //!
 //! A Cluster that must not be used as written keeps what it has. Each write stands for itself: a process that
 //! is killed between two of them leaves the rest to the next one. Where KKP's controllers run, nothing is
-//! written at all.
+//! written but the ExposedCluster.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -77,6 +77,9 @@ const CONCURRENCY: u16 = 32;
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-exposure";
+
+/// Why a Cluster stays as it is whose doors a newer operator has recorded.
+const NEWER_RECORD: &str = "NewerRecord";
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
@@ -189,15 +192,17 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Kkp::Unknown => return Ok(Action::await_change()),
         Kkp::Present(deployment) => {
             context.observe(Some(deployment));
-            // The one object that is not KKP's. A condition would be a write beside KKP. A migration stays on
-            // record: when KKP is gone, it goes on.
-            let migrating =
-                context.recorded(cluster).map(|doors| doors.filter(|doors| doors.now.second.is_some()));
-            let written = match migrating {
-                Ok(doors) => context.write_exposed(cluster, doors.as_ref()).await,
-                Err(why) => Ok(Some(why)),
+            // A migration stays on record: when KKP is gone, it goes on.
+            let migrating = match context.recorded(cluster) {
+                Ok(doors) => doors.filter(|doors| doors.now.second.is_some()),
+                Err(message) => {
+                    let newer = Reachability { exposed: true, reason: NEWER_RECORD, message };
+                    report(cluster, &newer, false, &context.status, &context.events).await;
+                    return Ok(Action::await_change());
+                }
             };
-            return match written {
+            // The one object that is not KKP's. A condition would be a write beside KKP.
+            return match context.write_exposed(cluster, migrating.as_ref()).await {
                 Ok(None) => {
                     context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
                     Ok(Action::await_change())

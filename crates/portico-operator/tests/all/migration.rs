@@ -425,12 +425,11 @@ async fn a_lost_record_closes_no_door_that_is_in_force() {
     for strategy in ["NodePort", "Tunneling"] {
         stage.answers_by(strategy);
     }
+    beside_kkp_the_record_is_kept(&stage, &operator);
     // A Service that somebody deletes comes back with the port that users have.
     stage.kubectl.run(&["delete", "service", "apiserver-external", "-n", "cluster-a"]).unwrap();
     until("the Service", || stage.service().map(drop));
     assert_eq!(stage.node_port().unwrap(), port);
-    beside_kkp_the_record_is_kept(&stage, &operator);
-    assert_eq!(stage.node_port().unwrap(), port, "users have it");
     // A record of a newer version is left alone, and nothing closes.
     let newer = r#"{"spec": {"migration": {"second": {"exposeStrategy": "Teleport"}}}}"#;
     let patched = stage.kubectl.run(&["patch", "exposedcluster", "a", "--type=merge", "-p", newer]);
@@ -446,8 +445,12 @@ async fn a_lost_record_closes_no_door_that_is_in_force() {
 }
 
 fn beside_kkp_the_record_is_kept(stage: &Stage, operator: &Running) {
-    let migration = stage.exposed().unwrap()["spec"]["migration"].take();
-    assert!(migration.is_object(), "{migration}");
+    let migration = || -> Result<Value> { Ok(stage.exposed()?["spec"]["migration"].take()) };
+    until("the record to be as before", || {
+        ensure!(migration()?["state"] == "Quieting");
+        Ok(())
+    });
+    let recorded = migration().unwrap();
     beside_kkp(&stage.kubectl, || {
         until("KKP to be seen", || {
             ensure!(operator.clusters().observing.is_some());
@@ -459,13 +462,12 @@ fn beside_kkp_the_record_is_kept(stage: &Stage, operator: &Running) {
             ensure!(exposed["metadata"]["labels"]["project-id"] == "another", "{exposed}");
             Ok(())
         });
-        assert_eq!(stage.exposed().unwrap()["spec"]["migration"], migration);
+        assert_eq!(migration().unwrap(), recorded);
     });
     until("KKP to be gone", || {
         ensure!(operator.clusters().observing.is_none());
         Ok(())
     });
-    stage.wait_state("Quieting", "Tunneling is in force");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

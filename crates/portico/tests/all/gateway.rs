@@ -172,8 +172,8 @@ fn a_broken_manifest_is_shown_and_takes_nothing_down() {
 
 #[test]
 fn a_port_that_cannot_be_bound_is_reported_on_its_service_everywhere() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
+    let port = free_port();
+    let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let folder = directory(&[("a.yaml", &service(port, echo(LOOPBACK).port()))]);
     let mut gateway = gateway(folder.path(), &[]);
     assert_eq!(get(gateway.admin, "/readyz").0, 200, "everybody else is served");

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{Process, get, metric, wait_until};
+use crate::common::{Process, free_port, get, metric, wait_until};
 use crate::proof::{authority, host};
 use crate::secure::{SecureGateway, SecureSite};
 
@@ -170,7 +170,7 @@ fn a_tunnel_that_is_open_to_anyone_says_so_in_the_log_and_in_a_metric() {
 fn one_port_serves_server_names_and_tunnels_and_a_successor_takes_it_over() {
     let site = SecureSite::without_clusters();
     site.put("a", echo_lines());
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let address = format!("127.0.0.1:{port}");
     let socket = site.pki.path("take-over.sock");
     let (state, ca) = (site.pki.path("state"), site.pki.path("ca.crt"));
@@ -180,12 +180,12 @@ fn one_port_serves_server_names_and_tunnels_and_a_successor_takes_it_over() {
     assert_eq!(old.tunnel, port);
     let (cert, key) = (site.pki.path("a.crt"), site.pki.path("a.key"));
     let certificate = ["--proxy-cert", cert.as_str(), "--proxy-key", key.as_str()];
-    let by_name = |name: &str| {
+    let by_name = |name: &str, seconds: &str| {
         let mut curl = Command::new("curl");
         curl.args([
             "-sS",
             "--max-time",
-            "1",
+            seconds,
             "--noproxy",
             "*",
             "--resolve",
@@ -196,8 +196,10 @@ fn one_port_serves_server_names_and_tunnels_and_a_successor_takes_it_over() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     // The server behind is no TLS server and waits for a line: silence shows that the hello went through.
-    assert!(by_name(&host("a")).contains("timed out"), "{}", by_name(&host("a")));
-    assert!(by_name(&host("nobody")).contains("unrecognized name"), "{}", by_name(&host("nobody")));
+    let error = by_name(&host("a"), "1");
+    assert!(error.contains("timed out"), "{error}");
+    let error = by_name(&host("nobody"), "20");
+    assert!(error.contains("unrecognized name"), "{error}");
     let mut early = site.tunnel(&old, &certificate, "a");
     assert_eq!(site.status(&old, &[], "a"), 401);
 

@@ -1,6 +1,7 @@
 //! After thousands of dials that failed, were abandoned or ended in every way, nothing is left.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use portico_konnectivity::agent::{Agent, DialFailure, EndpointEnd, Policy, Setti
 use portico_lab::leaks::{descriptors, resident, run_alone, tasks};
 use portico_lab::long_form;
 use portico_wire::konnectivity::{ConnectId, DialId, Packet};
+use socket2::{Domain, Socket, Type};
 
 use super::packets::hole;
 use super::support::*;
@@ -63,7 +65,10 @@ async fn each_by_itself(says: Says) {
     let has_streams = says.has_streams;
     let (agent, _server, mut connect) = connected_with(says, of_one_network).await;
     let endpoint = Endpoint::start().await;
-    let gone = Endpoint::start().await.address().to_string();
+    // Bound and not listening: nobody else gets the port, and each dial is refused.
+    let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let gone = bound.local_addr().unwrap().as_socket().unwrap().to_string();
     let (before, mut warm) = (counted(), 0);
     for round in 0..rounds() * WAYS {
         if round == 20 * WAYS {

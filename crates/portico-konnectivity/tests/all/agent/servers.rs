@@ -152,6 +152,7 @@ async fn an_address_that_leads_nowhere_is_tried_on_and_costs_the_servers_nothing
     let mut settings = settings(&pki, &[server.address]);
     settings.servers[0].host = "server.example.com".into();
     settings.to_servers = Arc::new(Dialer::direct().with_name_servers(&[names.address]));
+    settings.sync_interval_cap = Duration::from_secs(1);
     let agent = Agent::start(settings);
     let failures = || agent.counters().join_failures.load(Relaxed);
     until(|| failures() >= 200).await;

@@ -186,6 +186,8 @@ async fn a_frontend_that_leaves_while_its_end_waits_for_an_agent_that_takes_noth
         // It is aborted while it waits.
         let _ = busy.write_all(&vec![1; 2 * AGENT_WINDOW as usize]).await;
     });
+    let is_full = |up| up > AGENT_WINDOW - 64 * 1024;
+    until(|| rig.status.connections().iter().any(|connection| is_full(connection.up))).await;
     until(|| rig.status.counters().full_frontends.load(Relaxed) == 1).await;
     drop(frontend);
     tokio::time::pause();

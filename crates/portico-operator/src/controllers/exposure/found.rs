@@ -67,7 +67,7 @@ impl Context {
         }))
     }
 
-    /// The doors of the ExposedCluster. An error as of [`doors`](Self::doors).
+    /// The doors of the ExposedCluster. It fails as [`doors`](Self::doors) does.
     pub(super) fn recorded(&self, cluster: &Cluster) -> Result<Option<Doors>, String> {
         let name = &*cluster.metadata.name;
         let Some(seen) = self.exposed.get("", name) else { return Ok(None) };

@@ -26,6 +26,7 @@ use portico_source::served::Served;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::NEWER_RECORD;
 use super::context::Context;
 use super::objects::node_ports_of;
 use crate::condition::one_text;
@@ -79,7 +80,7 @@ impl Context {
         };
         found.doors = match self.doors(scope, &found) {
             Ok(doors) => doors,
-            Err(newer) => return Ok(stopped(true, "NewerRecord", newer)),
+            Err(newer) => return Ok(stopped(true, NEWER_RECORD, newer)),
         };
         let plan = |found: &Found| exposure(scope, found, self.settings.sni_port);
         let mut wanted = match plan(&found) {
