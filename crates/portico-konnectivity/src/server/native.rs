@@ -163,13 +163,17 @@ impl NativeWriter {
         match turn.poll(&self.activity, cx) {
             Poll::Ready(room) => Poll::Ready(Ok(window.min(room))),
             // Room says nothing of a stream that is reset, or lost with its connection.
-            Poll::Pending => self.stream.poll_reset(cx).map(|reset| Err(lost(reset.ok()))),
+            Poll::Pending => self.poll_lost(cx).map(Err),
         }
     }
 
     /// Ready once the stream is reset, or lost with its connection.
     pub(crate) async fn lost(&mut self) -> Ended {
-        poll_fn(|cx| self.stream.poll_reset(cx).map(|reset| lost(reset.ok()))).await
+        poll_fn(|cx| self.poll_lost(cx)).await
+    }
+
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        self.stream.poll_reset(cx).map(|reset| lost(reset.ok()))
     }
 
     /// Nothing more comes from the frontend.

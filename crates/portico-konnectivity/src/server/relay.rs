@@ -99,9 +99,7 @@ impl AgentWriter {
             }
         }
     }
-}
 
-impl AgentWriter {
     /// Nothing more comes from the frontend.
     async fn end(&mut self) -> Result<(), Ended> {
         match self {

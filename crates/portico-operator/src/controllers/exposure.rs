@@ -192,34 +192,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Kkp::Unknown => return Ok(Action::await_change()),
         Kkp::Present(deployment) => {
             context.observe(Some(deployment));
-            // A migration stays on record: when KKP is gone, it goes on.
-            let migrating = match context.recorded(cluster) {
-                Ok(doors) => doors.filter(|doors| doors.now.second.is_some()),
-                Err(message) => {
-                    let newer = Reachability { exposed: true, reason: NEWER_RECORD, message };
-                    report(cluster, &newer, false, &context.status, &context.events).await;
-                    return Ok(Action::await_change());
-                }
-            };
-            // The one object that is not KKP's. A condition would be a write beside KKP.
-            return match context.write_exposed(cluster, migrating.as_ref()).await {
-                Ok(None) => {
-                    context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
-                    Ok(Action::await_change())
-                }
-                Ok(Some(message)) => {
-                    let not_usable = Reachability { exposed: false, reason: NOT_USABLE, message };
-                    report(cluster, &not_usable, false, &context.status, &context.events).await;
-                    Ok(Action::await_change())
-                }
-                Err(error) => {
-                    // On record, so that the pauses grow.
-                    let reachability = reachability_after(&error);
-                    context.counters.failed(reachability.reason);
-                    report(cluster, &reachability, true, &context.status, &context.events).await;
-                    Err(error)
-                }
-            };
+            return beside_kkp(cluster, &context).await;
         }
         Kkp::Absent => context.observe(None),
     }
@@ -267,6 +240,37 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         // The new leader begins anew.
         Err(WriteError::NotLeading) => Ok(Action::await_change()),
         Err(error) => context.failed(cluster, error).await,
+    }
+}
+
+/// Writes the one object that is not KKP's. A condition would be a write beside KKP.
+async fn beside_kkp(cluster: &Cluster, context: &Context) -> Result<Action, WriteError> {
+    // A migration stays on record: when KKP is gone, it goes on.
+    let migrating = match context.recorded(cluster) {
+        Ok(doors) => doors.filter(|doors| doors.now.second.is_some()),
+        Err(message) => {
+            let newer = Reachability { exposed: true, reason: NEWER_RECORD, message };
+            report(cluster, &newer, false, &context.status, &context.events).await;
+            return Ok(Action::await_change());
+        }
+    };
+    match context.write_exposed(cluster, migrating.as_ref()).await {
+        Ok(None) => {
+            context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
+            Ok(Action::await_change())
+        }
+        Ok(Some(message)) => {
+            let not_usable = Reachability { exposed: false, reason: NOT_USABLE, message };
+            report(cluster, &not_usable, false, &context.status, &context.events).await;
+            Ok(Action::await_change())
+        }
+        Err(error) => {
+            // On record, so that the pauses grow.
+            let reachability = reachability_after(&error);
+            context.counters.failed(reachability.reason);
+            report(cluster, &reachability, true, &context.status, &context.events).await;
+            Err(error)
+        }
     }
 }
 
