@@ -11,10 +11,12 @@ use portico_api::cluster::Cluster;
 use portico_api::meta::ObjectKey;
 use portico_kube::apply::ApplyError;
 use portico_kube::error::describe;
+use portico_kube::leader::Leads;
 use portico_source::Object;
 use portico_source::served::Served;
 use serde_json::Value;
 use thiserror::Error;
+use tokio::sync::watch::Receiver;
 use tokio::time::timeout;
 
 /// Time limit of a request. The API server may have done it all the same; the watch will tell.
@@ -106,6 +108,11 @@ impl WriteError {
             Self::Apply { .. } | Self::NotLeading => WRITE_REFUSED,
         }
     }
+}
+
+/// Ends a pass that another replica does by now.
+pub(crate) fn must_lead(leads: &Receiver<Leads>) -> Result<(), WriteError> {
+    if leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
 }
 
 /// What the API server answered, if it did.

@@ -134,12 +134,8 @@ async fn one_seed_makes_its_gateway_and_it_stays_so() {
     without_a_gateway_nothing_is_left(kubectl);
     // Where neither KKP nor Portico is installed the name says nothing: this one stays.
     kubectl.apply_json(&kkp_deployment("default")).unwrap();
-    beside_kkp(kubectl, || {
-        until("KKP to be seen", || {
-            let text = seeds(&operator).observing.unwrap_or_default();
-            ensure!(text.contains("Deployment portico/"), "{text}");
-            Ok(())
-        });
+    let observing = || seeds(&operator).observing;
+    beside_kkp(kubectl, observing, || {
         kubectl.apply_json(&seed("north", &plain())).unwrap();
         until("the Seed to be seen", || {
             let seed = get(kubectl, "seed/north")?;

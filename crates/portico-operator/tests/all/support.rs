@@ -190,11 +190,21 @@ pub(crate) fn kkp_deployment(namespace: &str) -> Value {
             "metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "x"}]}}}})
 }
 
-/// Has KKP's controllers there while `check` runs.
-pub(crate) fn beside_kkp(kubectl: &Kubectl, check: impl FnOnce()) {
+/// Has KKP's controllers there while `check` runs. `observing` is what a controller says of them: it has seen
+/// them before the check, and that they are gone after it.
+pub(crate) fn beside_kkp(kubectl: &Kubectl, observing: impl Fn() -> Option<String>, check: impl FnOnce()) {
     kubectl.apply_json(&kkp_deployment("portico")).unwrap();
+    until("KKP to be seen", || {
+        let text = observing().unwrap_or_default();
+        ensure!(text.contains("Deployment portico/"), "{text}");
+        Ok(())
+    });
     check();
     kubectl.run(&["delete", "deployment", "kubermatic-seed-controller-manager", "-n", "portico"]).unwrap();
+    until("KKP to be gone", || {
+        ensure!(observing().is_none());
+        Ok(())
+    });
 }
 
 /// A killed process holds its Leases until they run out; an admin need not wait.

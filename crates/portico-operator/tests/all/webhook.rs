@@ -110,12 +110,13 @@ async fn mistakes_across_objects_are_refused_when_they_are_made() {
     certificate_and_authority_are_made_anew(kubectl);
     let counted = webhook(&operator).reviews;
     assert!(counted["Cluster"]["refused"] > 0 && counted["Service"]["refused"] > 0, "{counted:?}");
-    beside_kkp(kubectl, || {
+    let observing = || webhook(&operator).observing;
+    beside_kkp(kubectl, observing, || {
         until("the configuration to go", || {
             ensure!(configuration(kubectl).is_err(), "it is there");
             Ok(())
         });
-        let decided = webhook(&operator).observing.unwrap_or_default();
+        let decided = observing().unwrap_or_default();
         assert!(decided.contains("they decide what is admitted"), "{decided}");
     });
     wait_asked(kubectl);

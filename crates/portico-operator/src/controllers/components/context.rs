@@ -18,7 +18,6 @@ use crate::kkp::KkpWatch;
 use crate::managed::{Managed, ManagedObject};
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
-use crate::write::WriteError;
 
 /// What the controller is to do.
 #[derive(Debug, Clone)]
@@ -71,11 +70,6 @@ impl Context {
 
     pub(super) fn part(&self, wanted: Part) -> Option<&dyn Managed> {
         self.parts.iter().find(|(part, _)| *part == wanted).map(|(_, held)| &**held)
-    }
-
-    /// Ends a pass that another replica does by now.
-    pub(super) fn lead(&self) -> Result<(), WriteError> {
-        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     pub(super) fn count(&self, written: bool, kind: &'static str) {

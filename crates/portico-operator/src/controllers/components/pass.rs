@@ -18,7 +18,7 @@ use super::context::Context;
 use super::tunnel::{is_in_the_way, names};
 use crate::condition::State;
 use crate::managed::{Managed, Presence};
-use crate::write::{WriteError, request};
+use crate::write::{WriteError, must_lead, request};
 
 /// How long a load balancer may take until it has an address. Clouds need one to three minutes.
 const ADDRESS_GRACE: SignedDuration = SignedDuration::from_mins(5);
@@ -155,7 +155,7 @@ impl Context {
     /// Creates the front Service, with ports: those are then the front controller's to keep, which an apply
     /// of them would dispute.
     async fn create_front(&self, front: &Value) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let impossible = |error: serde_json::Error| WriteError::Impossible(error.to_string());
         let service: Service = serde_json::from_value(front.clone()).map_err(impossible)?;
         let namespace = &self.settings.gateway.front.namespace;

@@ -16,7 +16,7 @@ use crate::cache::api;
 use crate::condition::{State, condition};
 use crate::installation::reference;
 use crate::status::SeedReport;
-use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, request};
+use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, must_lead, request};
 
 /// The condition of a Seed with the status of its gateway.
 pub(super) const CONDITION: &str = "PorticoSeedReady";
@@ -97,7 +97,7 @@ impl Context {
         if !changed {
             return Ok(());
         }
-        self.lead()?;
+        must_lead(&self.leads)?;
         let mut patch = json!({"status": {"conditions": {CONDITION: condition}}});
         let write = async |patch: &Value| {
             let patch = Patch::Merge(patch);

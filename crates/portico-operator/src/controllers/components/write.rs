@@ -8,7 +8,7 @@ use tracing::info;
 use super::context::Context;
 use crate::installation::reference;
 use crate::managed::{Managed, Put};
-use crate::write::{PUT_BACK, WriteError, part};
+use crate::write::{PUT_BACK, WriteError, must_lead, part};
 
 impl Context {
     /// Applies an object, and counts it if that changed anything. One put back is an Event of the Seed.
@@ -18,7 +18,7 @@ impl Context {
         held: &dyn Managed,
         wanted: &Value,
     ) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let put = held.put(&self.client, wanted).await?;
         self.count(put != Put::Unchanged, held.kind());
         match put {
@@ -36,7 +36,7 @@ impl Context {
 
     /// Deletes an object that is not wanted, if it is Portico's.
     pub(super) async fn remove(&self, held: &dyn Managed) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let removed = held.remove(&self.client).await?;
         self.count(removed, held.kind());
         if removed {

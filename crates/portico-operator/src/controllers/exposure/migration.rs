@@ -32,7 +32,7 @@ use super::pass::Done;
 use crate::cache::api;
 use crate::condition::write_condition;
 use crate::controllers::exposed::reference;
-use crate::write::WriteError;
+use crate::write::{WriteError, must_lead};
 
 /// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -176,7 +176,7 @@ impl Context {
     async fn write_migration(&self, cluster: &Cluster, next: &Next) -> Result<(), WriteError> {
         let state = next.now.second.map_or(SETTLED, |second| second.state.name());
         let settled = next.now.second.is_none() && next.waits_for.is_empty();
-        self.lead()?;
+        must_lead(&self.leads)?;
         let says = (settled, state, &*next.to_string());
         if let Some(written) = write_condition(&self.client, cluster, MIGRATING, says).await? {
             self.wrote_cluster(&written);

@@ -25,7 +25,7 @@ use super::reports::tell_put_back;
 use crate::cache::{Cache, api};
 use crate::contention::RepairBackoff;
 use crate::managed::{self, Put, delete};
-use crate::write::{self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, WriteError, part};
+use crate::write::{self, DEFINITION_OUTDATED, NEWER_DEFINITIONS, NOT_DECLARED, WriteError, must_lead, part};
 
 /// Failed passes before a cluster gets another NodePort than the one that its users know: some seconds.
 const SAME_NUMBER: u32 = 3;
@@ -157,7 +157,7 @@ impl Context {
         namespace: &str,
         wanted: &Wanted,
     ) -> Result<bool, WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let key = ObjectKey::new(namespace, &wanted.name);
         let put = managed::put(&self.client, cache, &key, &wanted.fields, |record| {
             self.backoff(cluster, (K::KIND, &wanted.name), record)
@@ -180,7 +180,7 @@ impl Context {
         own: &str,
         seen: &Cached<K>,
     ) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let key = ObjectKey::new(own, &seen.name_any());
         if delete(&self.client, cache, &key, &seen.value()).await? {
             self.counters.wrote(K::KIND);
@@ -198,7 +198,7 @@ impl Context {
         what: &str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         Ok(write::request(what, request).await?)
     }
 
@@ -218,11 +218,6 @@ impl Context {
         let mut backoffs = self.backoffs();
         let backoffs = backoffs.entry(cluster.metadata.name.to_string()).or_default();
         record(backoffs.of(kind, name))
-    }
-
-    /// Ends a pass that another replica does by now.
-    pub(super) fn lead(&self) -> Result<(), WriteError> {
-        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     /// The Cluster as it was written: no pass works from an older one.

@@ -21,7 +21,6 @@ use crate::installation::Installation;
 use crate::kkp::KkpWatch;
 use crate::status::StatusHandle;
 use crate::work_counters::WorkCounters;
-use crate::write::WriteError;
 
 /// The reason of a Cluster that cannot be hosted as it is written.
 pub(super) const INVALID: &str = "InvalidConfiguration";
@@ -79,11 +78,6 @@ impl Context {
             self.pods.is_known(),
         ];
         known.into_iter().all(|known| known) && self.kinds.iter().all(|kind| kind.is_known())
-    }
-
-    /// Ends a pass that another replica does by now.
-    pub(super) fn lead(&self) -> Result<(), WriteError> {
-        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     pub(super) fn kind(&self, name: &str) -> Option<&dyn Kind> {

@@ -25,7 +25,7 @@ use crate::cache::api;
 use crate::clock::ahead;
 use crate::condition::State;
 use crate::controllers::exposure::belongs_to;
-use crate::write::{WriteError, is_terminating, only_this, request};
+use crate::write::{WriteError, is_terminating, must_lead, only_this, request};
 
 /// The finalizer.
 const FINALIZER: &str = "portico.k8c.io/control-plane";
@@ -100,7 +100,7 @@ impl Context {
         let ends = is_terminating(&namespace);
         let gone = ends || self.end_workloads(cluster, &name).await?;
         if !ends && (gone || taken.is_some_and(|taken| taken > PODS_PATIENCE)) {
-            self.lead()?;
+            must_lead(&self.leads)?;
             let what = format!("deleting Namespace {name}");
             request(&what, namespaces.delete(&name, &only_this(&namespace))).await?;
             self.counters.wrote("Namespace");
@@ -136,7 +136,7 @@ impl Context {
                     continue;
                 }
                 gone = false;
-                self.lead()?;
+                must_lead(&self.leads)?;
                 if kind.remove(&self.client, &key, &backoffs).await? {
                     self.counters.wrote(kind.name());
                 }
@@ -151,7 +151,7 @@ impl Context {
     async fn end_pods(&self, namespace: &str) -> Result<(), WriteError> {
         let pods = api::<Pod>(&self.client, namespace);
         for pod in to_end(self.pods.in_namespace(namespace)) {
-            self.lead()?;
+            must_lead(&self.leads)?;
             let name = pod.name_any();
             let params = DeleteParams { grace_period_seconds: Some(LAST_GRACE), ..only_this(&pod.value()) };
             match request(&format!("ending Pod {namespace}/{name}"), pods.delete(&name, &params)).await {
@@ -167,7 +167,7 @@ impl Context {
         served: &Served<Cluster>,
         finalizers: Vec<&str>,
     ) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let name = served.name_any();
         // The version keeps what others write into the list in this moment.
         let patch = json!({"metadata": {"resourceVersion": served.resource_version(),

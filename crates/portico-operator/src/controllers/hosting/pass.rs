@@ -38,7 +38,7 @@ use crate::controllers::exposed::reference;
 use crate::controllers::exposure::belongs_to;
 use crate::installation::SeveralConfigurations;
 use crate::managed::Put;
-use crate::write::{PUT_BACK, WriteError, is_terminating, part, request};
+use crate::write::{PUT_BACK, WriteError, is_terminating, must_lead, part, request};
 
 /// Kinds of which something may belong to no plan any more. Nothing that holds data is among them.
 const PRUNED: [&str; 4] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBudget::KIND, Deployment::KIND];
@@ -126,7 +126,7 @@ impl Context {
         }
         if let Err(error) = self.copy_pull_secrets(cluster).await {
             // Most images need none of them, and pods say what they lack.
-            self.lead()?;
+            must_lead(&self.leads)?;
             self.counters.failed(error.reason());
             warn!(cluster = &*cluster.metadata.name, %error, "credentials of a registry are not copied");
         }
@@ -260,7 +260,7 @@ impl Context {
             if kind.name() == PersistentVolumeClaim::KIND && before.is_none() && subject.is_initialized() {
                 continue;
             }
-            self.lead()?;
+            must_lead(&self.leads)?;
             let wanted = &kept_storage(wanted, before.as_ref());
             match kind.put(&self.client, &key, wanted, backoffs).await? {
                 Put::Unchanged => {}
@@ -295,7 +295,7 @@ impl Context {
         for (kind, name) in PRUNED.into_iter().flat_map(of_kind).chain(services) {
             let wanted = plane.objects.iter().any(|object| names(object) == (kind, &*name));
             if let Some(kind) = self.kind(kind).filter(|_| !wanted) {
-                self.lead()?;
+                must_lead(&self.leads)?;
                 if kind.remove(&self.client, &subject.key(&name), backoffs).await? {
                     self.counters.wrote(kind.name());
                 }

@@ -14,7 +14,7 @@ use super::context::{ACTION, Context};
 use super::health::{self, Health};
 use crate::condition::{State, condition};
 use crate::controllers::exposed::reference;
-use crate::write::{WriteError, has_condition, request};
+use crate::write::{WriteError, has_condition, must_lead, request};
 
 /// What is the way of every control plane that begins or ends: neither a warning in the log nor on the
 /// Cluster.
@@ -65,8 +65,8 @@ impl Context {
         health: Option<&Health>,
     ) -> Result<(), WriteError> {
         let Some(status) = status(cluster, state, health) else { return Ok(()) };
-        self.lead()?;
-        let patch = json!({"metadata": {"uid": cluster.metadata.uid}, "status": status});
+        must_lead(&self.leads)?;
+        let patch = json!({ "status": status });
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
         let (params, patch) = (merging(), Patch::Merge(&patch));
         let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);

@@ -33,7 +33,7 @@ use crate::controllers::exposed::reference;
 use crate::follow::recorded;
 use crate::managed::{applied, made_once};
 use crate::status::StatusHandle;
-use crate::write::{WriteError, part, request};
+use crate::write::{WriteError, must_lead, part, request};
 
 /// Reads that are under way at a time, of one cluster.
 const AT_ONCE: usize = 4;
@@ -132,7 +132,7 @@ impl Context {
             if current.as_ref().is_some_and(|current| !current.is_ours()) {
                 continue;
             }
-            self.lead()?;
+            must_lead(&self.leads)?;
             let source = source.value();
             let (data, kind) = (&source["data"], &source["type"]);
             let wanted = json!({"metadata": metadata(cluster, name), "data": data, "type": kind});
@@ -186,7 +186,7 @@ impl Context {
         due: &Due,
         current: Option<&Cached<Secret>>,
     ) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let key = ObjectKey::new(&cluster.name().namespace(), due.secret);
         let wanted = wanted(cluster, due);
         if due.is_irreplaceable() && current.is_none() {

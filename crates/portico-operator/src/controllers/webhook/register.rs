@@ -22,7 +22,7 @@ use super::server::PATH;
 use super::{Context, Reached};
 use crate::kkp::Kkp;
 use crate::managed::{Managed, Presence, Put};
-use crate::write::{PUT_BACK, WriteError, part};
+use crate::write::{PUT_BACK, WriteError, must_lead, part};
 
 /// Seconds that the API server waits for an answer, before it admits.
 const TIMEOUT: u8 = 3;
@@ -176,7 +176,7 @@ impl Context {
     }
 
     async fn remove_configuration(&self) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         if self.configuration.remove(&self.client).await? {
             self.counters.wrote(self.configuration.kind());
             info!(object = name(self.configuration.key()), kind = self.configuration.kind(), "deleted");
@@ -185,7 +185,7 @@ impl Context {
     }
 
     async fn write(&self, held: &dyn Managed, wanted: &Value) -> Result<(), WriteError> {
-        self.lead()?;
+        must_lead(&self.leads)?;
         let put = held.put(&self.client, wanted).await?;
         if put != Put::Unchanged {
             self.counters.wrote(held.kind());
@@ -197,11 +197,6 @@ impl Context {
             self.events.publish_about(&self.reference(), part(held.kind(), held.key()), note).await;
         }
         Ok(())
-    }
-
-    /// Ends a pass that another replica does by now.
-    fn lead(&self) -> Result<(), WriteError> {
-        if self.leads.borrow().now() { Ok(()) } else { Err(WriteError::NotLeading) }
     }
 
     /// Records the status of the registration, and reports it if it changed.

@@ -5,6 +5,7 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::endpoint::Endpoint;
@@ -95,11 +96,10 @@ async fn is_counted(pair: &Pair, reason: &str) {
 
 async fn cancelled(server: Make, agent: Make, mode: Mode) {
     let hole = BlackHole::open();
+    let target = hole.target();
     let pair = Pair::start(server, agent, mode, Unix).await;
-    let mut waiting = Vec::new();
-    for _ in 0..50 {
-        waiting.push(pair.frontend.ask(&hole.target()).await);
-    }
+    // At the same time: an agent gives up after five seconds.
+    let waiting = join_all((0..50).map(|_| pair.frontend.ask(&target))).await;
     let pending = format!("{SERVER}pending_backend_dials");
     pair.server.program.wait_for_metric(&pending, "", 50.0).await;
     // They hold nothing up.
