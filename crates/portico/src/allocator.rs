@@ -16,17 +16,24 @@ use tokio::time::sleep;
 /// Free bytes at the end of a heap that are kept: the windows of a few transfers at a time.
 const KEPT: c_int = 2 * 1024 * 1024;
 
+/// The size up to which a freed block waits to be merged with its neighbours: none waits. By default small
+/// ones do, until the next large allocation merges them all, and each connection makes large ones.
+const UNMERGED: c_int = 0;
+
 /// Between two looks at what is free.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// What became free, and is at two looks in a row, is not needed soon.
 const SURPLUS: usize = 8 * 1024 * 1024;
 
-/// Keeps buffers from being given back and fetched again. To be called first, while there is one thread.
-pub(crate) fn keep_buffers() {
-    // SAFETY: mallopt(3) takes two integers and has no other input; no other thread runs yet. Should it
-    // refuse, the default stays.
-    let _accepted = unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT) };
+/// Keeps buffers from being given back and fetched again, and small blocks from waiting to be merged. To be
+/// called first, while there is one thread.
+pub(crate) fn set_up() {
+    for (parameter, value) in [(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MXFAST, UNMERGED)] {
+        // SAFETY: mallopt(3) takes two integers and has no other input; no other thread runs yet. Should it
+        // refuse, the default stays.
+        let _accepted = unsafe { libc::mallopt(parameter, value) };
+    }
 }
 
 /// Returns what is free now, wherever it is.

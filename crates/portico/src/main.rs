@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    allocator::keep_buffers();
+    allocator::set_up();
     let cli = cli::Cli::parse();
     match logging::start(cli.log_format).and_then(|()| cli.verb.run()) {
         Ok(outcome) => outcome.into(),
