@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::chain::check_chain;
 use crate::pem::{self, PemFileError};
 use crate::provider::{TLS_BUFFER, provider};
 use crate::socket::{Route, Socket};
@@ -293,8 +294,10 @@ impl ServerCertVerifier for Recorder {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         self.answered.store(true, Relaxed);
-        self.verifier
-            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+        check_chain(intermediates)
+            .and_then(|()| {
+                self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+            })
             .inspect_err(|_| {
                 // There is one leaf in a handshake.
                 let _ = self.leaf.set(end_entity.clone().into_owned());

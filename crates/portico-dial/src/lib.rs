@@ -7,6 +7,7 @@
 //! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind.
 
 mod any_certificate;
+mod chain;
 mod client_tls;
 mod connect;
 mod credentials;
@@ -28,6 +29,7 @@ mod tcp;
 mod token_file;
 
 pub use any_certificate::AnyCertificate;
+pub use chain::check_chain;
 pub use client_tls::{
     ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem, system_roots,
 };

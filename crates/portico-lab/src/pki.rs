@@ -168,6 +168,13 @@ impl Identity {
         CertificateDer::from_pem_slice(self.cert.as_bytes()).context("reading a certificate")
     }
 
+    /// The certificate and those that follow it.
+    pub fn chain(&self) -> Result<Vec<CertificateDer<'static>>> {
+        CertificateDer::pem_slice_iter(self.cert.as_bytes())
+            .collect::<Result<_, _>>()
+            .context("reading a chain of certificates")
+    }
+
     /// The private key as rustls takes it.
     pub fn private_key(&self) -> Result<PrivateKeyDer<'static>> {
         PrivateKeyDer::from_pem_slice(self.key.as_bytes()).context("reading a private key")
@@ -280,9 +287,7 @@ impl Authority {
             .with_root_certificates(roots);
         let mut config = match identity {
             None => builder.with_no_client_auth(),
-            Some(identity) => {
-                builder.with_client_auth_cert(vec![identity.certificate()?], identity.private_key()?)?
-            }
+            Some(identity) => builder.with_client_auth_cert(identity.chain()?, identity.private_key()?)?,
         };
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         Ok(config)

@@ -7,12 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use portico_dial::check_chain;
 use portico_dial::pem::{self, PemFileError};
+use rustls::SupportedProtocolVersion;
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::CertificateDer;
-use rustls::server::danger::ClientCertVerifier;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
+use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
 use thiserror::Error;
 
 /// Where the PEM files are.
@@ -186,7 +189,51 @@ fn verifier(
     for ca in cas {
         roots.add(ca).map_err(|source| TlsError::Ca { path: path.to_owned(), source })?;
     }
-    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&options.provider))
-        .build()
-        .map_err(|source| TlsError::Verifier { path: path.to_owned(), source })
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&options.provider))
+            .build()
+            .map_err(|source| TlsError::Verifier { path: path.to_owned(), source })?;
+    Ok(Arc::new(ShortChains(verifier)))
+}
+
+/// Verifies as rustls does, unless there is too much to be verified.
+#[derive(Debug)]
+struct ShortChains(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ShortChains {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        check_chain(intermediates)?;
+        self.0.verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }

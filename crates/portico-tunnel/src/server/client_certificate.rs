@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use portico_api::names::Tenant;
+use portico_dial::check_chain;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
@@ -312,6 +313,7 @@ impl ClientCertVerifier for AnyCertificate {
         if length > LONGEST_CHAIN {
             return Err(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
         }
+        check_chain(intermediates)?;
         Ok(ClientCertVerified::assertion())
     }
 

@@ -1,5 +1,6 @@
 //! CONNECT under TLS: which clients are accepted, for which cluster, and which promises of TCP hold there.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,7 @@ use portico_api::names::Tenant;
 use portico_lab::pki::{Authority, Certificate, Identity, Pki};
 use portico_tunnel::{ClientCaFile, End, Failure, Request, Settings, Side, Tls, TlsFiles};
 use rcgen::{CrlDistributionPoint, CrlIssuingDistributionPoint, CrlScope};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -297,6 +297,21 @@ impl Judge {
 
     /// The tenant of this certificate, with what follows it in its PEM, or why there is none.
     async fn verdict(&self, pki: &Pki, identity: &Identity) -> Result<String, String> {
+        let (server, connector) = self.start(pki, identity).await;
+        assert_eq!(status(&server, &connector).await, StatusCode::OK);
+        identified(&server.routes.requests.lock().unwrap()[0])
+    }
+
+    /// Whether the handshake of this certificate fails.
+    async fn ends_handshake(&self, pki: &Pki, identity: &Identity) -> bool {
+        let (server, connector) = self.start(pki, identity).await;
+        // Under TLS 1.3 a client has its half done before the server judges.
+        let mut stream = connect(&server, &connector).await.unwrap();
+        patiently(stream.read_u8()).await.is_err_and(|error| error.kind() == ErrorKind::InvalidData)
+    }
+
+    /// A server, and TLS of a client with this certificate.
+    async fn start(&self, pki: &Pki, identity: &Identity) -> (Server, TlsConnector) {
         let settings = Settings { tls: Some(Arc::clone(&self.tls)), ..Settings::default() };
         let server = Server::start(settings).await;
         let mut roots = RootCertStore::empty();
@@ -304,12 +319,10 @@ impl Judge {
         let provider = rustls::crypto::aws_lc_rs::default_provider();
         let builder = ClientConfig::builder_with_provider(Arc::new(provider));
         let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
-        let chain = CertificateDer::pem_slice_iter(identity.cert.as_bytes()).collect::<Result<_, _>>();
         let key = identity.private_key().unwrap();
-        let mut client = builder.with_client_auth_cert(chain.unwrap(), key).unwrap();
+        let mut client = builder.with_client_auth_cert(identity.chain().unwrap(), key).unwrap();
         client.alpn_protocols = vec![b"h2".to_vec()];
-        assert_eq!(status(&server, &TlsConnector::from(Arc::new(client))).await, StatusCode::OK);
-        identified(&server.routes.requests.lock().unwrap()[0])
+        (server, TlsConnector::from(Arc::new(client)))
     }
 }
 
@@ -383,6 +396,26 @@ async fn a_list_of_the_root_revokes_an_intermediate_that_is_trusted_beside_it() 
     assert!(judge.verdict(&pki, &leaf).await.unwrap_err().contains("which is none of"));
     let revoked = "the client certificate with serial 0a:0b:0c of CN=test CA was revoked";
     assert_eq!(judge.verdict(&pki, &with_chain).await.unwrap_err(), revoked);
+}
+
+#[tokio::test]
+async fn a_chain_with_more_than_five_cas_is_not_even_searched() {
+    let pki = pki();
+    let judge = Judge { tls: Arc::new(Tls::load(files(&pki)).unwrap()) };
+    let (mut below, mut cas) = (None::<Authority>, String::new());
+    for count in 1..=6 {
+        let above = below.as_ref().unwrap_or(pki.authority());
+        let ca = above.intermediate(Certificate::authority(&format!("CA {count}"))).unwrap();
+        cas.insert_str(0, &ca.cert());
+        let leaf = ca.issue(Certificate::cluster("a")).unwrap();
+        let identity = Identity { cert: leaf.cert + &cas, key: leaf.key };
+        if count <= 5 {
+            assert_eq!(judge.verdict(&pki, &identity).await.as_deref(), Ok("a"), "{count}");
+        } else {
+            assert!(judge.ends_handshake(&pki, &identity).await);
+        }
+        below = Some(ca);
+    }
 }
 
 #[test]
