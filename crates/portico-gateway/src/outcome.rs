@@ -217,8 +217,8 @@ impl End {
     ];
 
     /// Word, side, and the code of the RST_STREAM that an HTTP/2 client gets. Without a code the stream ends
-    /// with END_STREAM, by the client itself, or with its connection. A TCP client sees a reset unless it was
-    /// closed in order.
+    /// with END_STREAM, by the client itself, or with its connection. A TCP client that is cut off sees a
+    /// reset if bytes for it are lost, and an end if none are.
     fn row(self) -> (&'static str, Side, Option<u32>) {
         let cut = u32::from(reset::CUT);
         match self {

@@ -7,6 +7,7 @@
 //!   reset too.
 //! - *A reset is noticed at once*, also on a side that is not read because the other side is blocked, and on
 //!   one that has closed its direction: whichever socket no direction waits for is watched for errors.
+//! - *No end that is none*: a connection that is cut with bytes on their way is reset at their receiver.
 //!
 //! Memory: at most 16 KiB a direction while the receiver is blocked, and a pipe while a transfer is large.
 
@@ -54,9 +55,10 @@ pub fn copy<'a, M: Meter>(
     };
     async move {
         let end = poll_fn(|cx| pump.poll(cx)).await;
-        if let End::Reset { by } = end {
+        match end {
             // Boxed: the way out must not make every resting connection larger.
-            Box::pin(pump.pass_reset_on(by)).await;
+            End::Reset { by } => Box::pin(pump.pass_reset_on(by)).await,
+            _ => pump.reset_truncated(),
         }
         end
     }
@@ -124,6 +126,16 @@ impl<M: Meter> Pump<'_, M> {
             return Poll::Ready(End::Reset { by: Side::Upstream });
         }
         self.idle.poll(cx).map(|()| End::Idle)
+    }
+
+    /// Has the receiver of bytes that are lost closed by a reset: it must not take what it has for all.
+    fn reset_truncated(&self) {
+        if self.to_upstream.holds() {
+            linger::abort(self.upstream);
+        }
+        if self.to_downstream.holds() {
+            linger::abort(self.downstream);
+        }
     }
 
     /// Delivers what came before the reset, then has the other socket closed by a reset too.

@@ -99,19 +99,22 @@ impl MemoryBudget {
         }
         // Somewhat below the limit, or the next bytes would begin this search again.
         let enough = self.limit() - self.limit() / 16;
-        while self.held() > enough {
-            let waiting = reservations
-                .all
-                .iter()
-                .filter_map(|(_, reservation)| Some((reservation.waits_since(now)?, reservation)));
-            let Some((_, longest)) =
-                waiting.min_by_key(|(since, reservation)| (!reservation.goes_first.load(Relaxed), *since))
-            else {
-                reservations.searched_in_vain = Some(now);
-                return;
-            };
+        let waiting = reservations.all.iter().filter_map(|(_, reservation)| {
+            let since = reservation.waits_since(now)?;
+            Some((!reservation.goes_first.load(Relaxed), since, Arc::clone(reservation)))
+        });
+        let mut waiting: Vec<_> = waiting.collect();
+        waiting.sort_unstable_by_key(|(goes_later, since, _)| (*goes_later, *since));
+        for (_, _, longest) in waiting {
+            if self.held() <= enough {
+                break;
+            }
             longest.evict();
             reservations.evicted += 1;
+        }
+        if self.held() > enough {
+            reservations.searched_in_vain = Some(now);
+            return;
         }
         if reservations.warned.is_none_or(|last| now.duration_since(last) >= WARN_INTERVAL) {
             reservations.warned = Some(now);

@@ -1,7 +1,7 @@
 //! Changes around open connections: routes that come and go, a gateway that stops, a gateway that is
 //! replaced.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -147,6 +147,21 @@ fn a_drain_ends_what_is_left_when_its_time_is_over() {
     assert_eq!(block_on(gateway.drain(Duration::from_millis(20))), 1);
     assert_eq!(read_to_end(&mut client), b"");
     assert_eq!(ended(gateway.shared(), End::Drained), 1);
+}
+
+#[test]
+fn a_client_that_is_cut_while_bytes_wait_for_it_sees_a_reset_and_no_end() {
+    let gateway = start(config());
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).expose(&gateway);
+    let mut client = client(&gateway, HOST);
+    let mut sender = endpoint.accept();
+    sender.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    let blocked = std::iter::repeat_with(|| sender.write_all(&[0; 64 * 1024])).find_map(Result::err);
+    assert_eq!(blocked.unwrap().kind(), ErrorKind::WouldBlock);
+    assert_eq!(block_on(gateway.drain(Duration::from_millis(20))), 1);
+    let read = std::io::copy(&mut client, &mut std::io::sink());
+    assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset, "it must not take that for all");
 }
 
 #[test]

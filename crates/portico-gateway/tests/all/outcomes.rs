@@ -107,6 +107,11 @@ fn too_slow() {
     let gateway = start(Config { hello_timeout: SHORT, ..config() });
     assert_eq!(read_to_end(&mut connect(sni_address(&gateway))), b"");
     assert_counted(&gateway, Refusal::TooSlow);
+    let gateway = start(Config { hello_timeout: SHORT, ..both() });
+    let mut client = connect(tunnel_address(&gateway));
+    client.write_all(b"CONNECT a:1 HT").unwrap();
+    assert_eq!(status_of(&mut client), status_of_row(Refusal::TooSlow));
+    assert_counted(&gateway, Refusal::TooSlow);
 }
 
 fn malformed() {

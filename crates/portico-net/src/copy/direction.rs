@@ -197,7 +197,7 @@ impl Direction {
     }
 
     /// Whether bytes that were read are still to be written.
-    fn holds(&self) -> bool {
+    pub(super) fn holds(&self) -> bool {
         self.sent < self.unsent.len() || self.pipe.as_ref().is_some_and(|pipe| pipe.held() > 0)
     }
 

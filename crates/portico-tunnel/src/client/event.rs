@@ -80,8 +80,8 @@ impl Ended {
 #[derive(Debug)]
 pub(super) struct Signals {
     events: mpsc::Sender<Event>,
-    /// Wakes all when a tunnel comes up or comes back, and one when a full tunnel has room for one more
-    /// stream.
+    /// Notified when a tunnel comes up, comes back, or is no longer full. Wakes all: several streams that end
+    /// in one turn leave room for as many, and only the first of them finds the tunnel full.
     pub(super) available: Notify,
 }
 

@@ -488,7 +488,7 @@ impl Drop for StreamGuard {
         let was_full = self.0.is_full();
         self.0.streams.fetch_sub(1, Relaxed);
         if was_full {
-            self.0.signals.available.notify_one();
+            self.0.signals.available.notify_waiters();
         }
         self.0.close_if_done();
     }

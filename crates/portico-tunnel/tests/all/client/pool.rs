@@ -233,7 +233,7 @@ async fn a_stream_that_waits_for_room_gets_that_of_one_that_ends() {
     let client = Client::start(ClientSettings { tunnels: 1, max_tunnels: 1, max_streams: 2, ..settings });
     at_rest(&clock, &client, 1).await;
     let first = clock.by(client.open(UPSTREAM)).await.unwrap();
-    let _second = clock.by(client.open(UPSTREAM)).await.unwrap();
+    let second = clock.by(client.open(UPSTREAM)).await.unwrap();
     let waiting = tokio::spawn({
         let client = client.clone();
         async move { client.open(UPSTREAM).await }
@@ -247,6 +247,18 @@ async fn a_stream_that_waits_for_room_gets_that_of_one_that_ends() {
 
     let error = clock.by(client.open(UPSTREAM)).await.unwrap_err();
     assert!(matches!(error, OpenError::Full { tunnels: 1, streams: 2, .. }), "{error}");
+    let two = [(); 2].map(|()| {
+        let client = client.clone();
+        tokio::spawn(async move { client.open(UPSTREAM).await })
+    });
+    clock.pass(Duration::from_secs(2)).await;
+    // Both in one turn: only the first leaves a full tunnel.
+    drop((second, third));
+    let freed = Instant::now();
+    for waiting in two {
+        assert!(clock.by(waiting).await.unwrap().is_ok());
+    }
+    assert!(freed.elapsed() < Duration::from_secs(1), "{:?}", freed.elapsed());
     assert_eq!(
         error.to_string().split_once(": ").unwrap().1,
         "1 tunnels are up with 2 streams, as many as the gateways allow"
