@@ -11,6 +11,7 @@ use bytes::Bytes;
 use portico_net::MemoryBudget;
 use portico_net::memory::Reservation;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::chunk::{self, CHUNK};
 
@@ -56,6 +57,9 @@ pub struct Activity {
     freed: Notify,
     /// Bytes came since this was last asked.
     received: AtomicBool,
+    begun: Instant,
+    /// When a look last found that bytes had come, in milliseconds after `begun`.
+    seen: AtomicU64,
     /// Streams have queued bytes since the connection was last polled.
     queued: AtomicBool,
     /// How often the connection had nothing left to write.
@@ -88,6 +92,8 @@ impl Activity {
             requests: AtomicU32::default(),
             freed: Notify::new(),
             received: AtomicBool::default(),
+            begun: Instant::now(),
+            seen: AtomicU64::default(),
             queued: AtomicBool::default(),
             flushes: AtomicU64::default(),
             flushed: Notify::new(),
@@ -162,7 +168,18 @@ impl Activity {
 
     /// Whether bytes came since the last call.
     pub fn take_received(&self) -> bool {
-        self.received.swap(false, Relaxed)
+        let received = self.received.swap(false, Relaxed);
+        if received {
+            let millis = self.begun.elapsed().as_millis();
+            self.seen.store(u64::try_from(millis).unwrap_or(u64::MAX), Relaxed);
+        }
+        received
+    }
+
+    /// How long ago a call of [`take_received`](Self::take_received) last found bytes. KeepAlive calls it
+    /// once an interval, and the response to its PING counts.
+    pub fn last_seen(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(Duration::from_millis(self.seen.load(Relaxed)))
     }
 
     /// So many bytes that h2 has written wait for a socket that takes no more.

@@ -227,6 +227,9 @@ impl Carrier {
     /// Carries bytes until the connection is over, and ends both sides accordingly.
     pub(super) async fn run(mut self) {
         let over = poll_fn(|cx| self.poll(cx)).await;
+        // It reads no more, and the room that it waited for is for others.
+        self.turn.leave();
+        self.turn.pass_on(self.session.activity());
         let deadline = Instant::now() + LINGER;
         match over {
             Over::ByServer(ServerEnd::Close) => match self.deliver(Instant::now() + CLOSING).await {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -15,7 +16,7 @@ use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{CONNECT_PATH, Code, DialId, Identifiers};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use super::authentication::{Authentication, Refusal, only};
 use super::backend::{self, Authenticated, Backend, Opened};
@@ -27,6 +28,9 @@ use super::shared::Shared;
 use super::unauthenticated::Unauthenticated;
 use crate::grpc::{Call, Status};
 use crate::streams::{DIAL, LONGEST_NAME, OFFER, STREAM_PATH, VERSION};
+
+/// What is left of the time of an agent that is refused, to read why.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// Longest text by which an agent names its program; the rest is left out.
 const MAX_VERSION: usize = 128;
@@ -50,6 +54,8 @@ struct Connection {
     peer: Peer,
     /// Of what is read until it is accepted.
     limit: Arc<ReadLimit>,
+    /// Until when it has to be accepted.
+    deadline: Instant,
     /// Among those of all agents; held until the connection ends, or an agent could have any number of them.
     permit: OnceLock<OwnedSemaphorePermit>,
     /// Whether it has, or had, a Connect stream, accepted or not.
@@ -67,11 +73,12 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 ) {
     let Caller { address, names, unauthenticated: Unauthenticated { slot, limit } } = caller;
     let window = u32::try_from(shared.settings.connection_buffer).unwrap_or(u32::MAX);
+    let deadline = Instant::now() + HELLO;
     let limits = Limits {
         streams: MAX_STREAMS,
         stream_window: window.clamp(64 * 1024, 1 << 30),
         ping: (shared.settings.keepalive.min(MAX_PING), PING_TIMEOUT),
-        deadline: Instant::now() + HELLO,
+        deadline,
         idle: None,
     };
     let connection = Arc::new(Connection {
@@ -83,6 +90,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         names,
         peer: Peer::new(slot),
         limit,
+        deadline,
         permit: OnceLock::new(),
         connects: AtomicBool::default(),
         backend: Mutex::default(),
@@ -138,9 +146,7 @@ impl Connection {
         let waits = number.and_then(|dial| {
             let backend = self.backend();
             let backend = backend.as_ref()?;
-            let waits = backend.take_dial(DialId(dial))?;
-            backend.note_seen();
-            Some(waits)
+            backend.take_dial(DialId(dial))
         });
         let Some(waits) = waits else {
             self.peer.refused.fetch_add(1, Relaxed);
@@ -183,7 +189,7 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     let metadata = call.take_metadata();
     let too_late = || Refusal::Review("the agent's token was not reviewed in time".to_owned());
     let authenticated = tokio::select! {
-        checked = timeout(HELLO, connection.authenticate(&metadata)) => {
+        checked = timeout_at(connection.deadline - ANSWER, connection.authenticate(&metadata)) => {
             checked.unwrap_or_else(|_| Err(too_late()))
         }
         // Or its token would wait for a review in the place of another.
@@ -201,8 +207,8 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     connection.accept(&authenticated, permit);
     let Some(answer) = answer(shared, &authenticated) else { return };
     let memory = [shared.memory.clone()];
-    let Ok((sender, mut receiver)) = call.start(answer, &connection.activity, &memory) else { return };
-    let (backend, outgoing) = Backend::new(authenticated, &mut receiver, shared);
+    let Ok((mut sender, mut receiver)) = call.start(answer, &connection.activity, &memory) else { return };
+    let (backend, outgoing) = Backend::new(authenticated, &mut receiver, &connection.activity, shared);
     let is_known = shared.registry().has(&backend.agent);
     let registered = Registered::new(&connection, &backend);
     let counted = Counted::new(&shared.counters.agent_streams);
@@ -213,7 +219,11 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     } else if let Some(left_out) = shared.admits_coming() {
         tracing::info!(agent, %peer, version, native = backend.is_native, left_out, "agent connected");
     }
-    let ended = backend::serve(&backend, outgoing, sender, &mut receiver).await;
+    let ended = backend::serve(&backend, outgoing, &mut sender, &mut receiver).await;
+    if ended.is_err() {
+        // Dropped, the stream would last for as long as a connection does that came of it.
+        sender.reset(Reason::CANCEL);
+    }
     drop((registered, counted));
     let is_there = shared.registry().has(agent);
     match ended {

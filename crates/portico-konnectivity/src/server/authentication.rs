@@ -4,22 +4,23 @@
 //! Reviews under way and waiting are bounded, in all and of one address, and so is the time of each: agents
 //! that come back at once must not look like an attack to the API server, nor may those that make tokens up
 //! hold memory here or keep others from their review. A token that was accepted is not reviewed again for
-//! [`HOLDS`]: an agent that looks for further servers comes back each second.
+//! [`TIME_TO_LIVE`]: an agent that looks for further servers comes back each second.
 
-use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use moka::sync::Cache;
 use portico_net::permits::Permits;
 use portico_net::slots::Source;
 use portico_wire::konnectivity::{Code, Identifiers};
 use thiserror::Error;
-use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::claims::{Binding, forbidden};
 use super::counters::{Counted, Counters};
@@ -42,10 +43,10 @@ const MAX_WAITING: usize = 2 * MAX_WAITING_PER_ADDRESS;
 const REVIEW: Duration = Duration::from_secs(5);
 
 /// How long an accepted token needs no other review.
-const HOLDS: Duration = Duration::from_secs(30);
+const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 
-/// Accepted tokens that are remembered; beyond that, the oldest are reviewed again.
-const MAX_REMEMBERED: usize = 4_096;
+/// Accepted tokens that are cached; beyond that, some are reviewed again earlier.
+const MAX_CACHED: u64 = 4_096;
 
 /// What the API server says of the node of a token's pod, since Kubernetes 1.30.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
@@ -139,15 +140,8 @@ struct Reviews {
     waiting: Permits<Source>,
     /// For those under way.
     under_way: Permits<Source>,
-    seed: RandomState,
-    accepted: Mutex<Vec<Accepted>>,
-}
-
-/// A token that was accepted.
-struct Accepted {
-    hash: u64,
-    since: Instant,
-    identities: Vec<String>,
+    /// The identities of tokens that were accepted, by the SHA-256 of each.
+    accepted: Cache<[u8; 32], Arc<[String]>>,
 }
 
 impl std::fmt::Debug for Reviews {
@@ -171,8 +165,7 @@ impl Authentication {
             expected,
             waiting: Permits::new(MAX_WAITING, MAX_WAITING_PER_ADDRESS),
             under_way: Permits::new(MAX_REVIEWS, MAX_REVIEWS_PER_ADDRESS),
-            seed: RandomState::new(),
-            accepted: Mutex::default(),
+            accepted: Cache::builder().max_capacity(MAX_CACHED).time_to_live(TIME_TO_LIVE).build(),
         };
         Self { reviews: Some(reviews), bindings: Vec::new() }
     }
@@ -198,7 +191,7 @@ impl Authentication {
             let missing = || Refusal::Token("no authorization metadata in the request".to_owned());
             let token = header.ok_or_else(missing)?.strip_prefix("Bearer ");
             let token = token.ok_or_else(|| Refusal::Token("authorization is no Bearer token".to_owned()))?;
-            identities.extend(reviews.check(source, token.trim(), counters).await?);
+            identities.extend(reviews.check(source, token.trim(), counters).await?.iter().cloned());
         }
         match forbidden(&self.bindings, &identities, claimed) {
             None => Ok(()),
@@ -209,17 +202,23 @@ impl Authentication {
 
 impl Reviews {
     /// Whose token it is.
-    async fn check(&self, source: Source, token: &str, counters: &Counters) -> Result<Vec<String>, Refusal> {
-        let hash = self.seed.hash_one(token);
-        if let Some(identities) = self.held(hash).await {
+    async fn check(
+        &self,
+        source: Source,
+        token: &str,
+        counters: &Counters,
+    ) -> Result<Arc<[String]>, Refusal> {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
+        if let Some(identities) = self.accepted.get(&hash) {
             return Ok(identities);
         }
         let _slot = self.waiting.try_acquire(&source).ok_or(Refusal::Crowd)?;
         let _waiting = Counted::new(&counters.reviews_waiting);
         let _permit = self.under_way.acquire(&source).await;
         let status = self.review(token).await?;
-        let identities = self.expected.judge(status).map_err(Refusal::Token)?;
-        self.remember(Accepted { hash, since: Instant::now(), identities: identities.clone() }).await;
+        let identities: Arc<[String]> = self.expected.judge(status).map_err(Refusal::Token)?.into();
+        self.accepted.insert(hash, Arc::clone(&identities));
         Ok(identities)
     }
 
@@ -238,20 +237,6 @@ impl Reviews {
             Err(_) => format!("no answer within {REVIEW:?}"),
         };
         Err(Refusal::Review(format!("the API server cannot review the token: {problem}")))
-    }
-
-    async fn held(&self, hash: u64) -> Option<Vec<String>> {
-        let mut accepted = self.accepted.lock().await;
-        accepted.retain(|token| token.since.elapsed() < HOLDS);
-        accepted.iter().find(|token| token.hash == hash).map(|token| token.identities.clone())
-    }
-
-    async fn remember(&self, token: Accepted) {
-        let mut accepted = self.accepted.lock().await;
-        if accepted.len() >= MAX_REMEMBERED {
-            accepted.remove(0);
-        }
-        accepted.push(token);
     }
 }
 

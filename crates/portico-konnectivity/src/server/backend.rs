@@ -9,13 +9,14 @@
 use std::collections::{HashMap, HashSet};
 use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::FlowControl;
 use portico_net::memory::Reservation;
+use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -140,8 +141,7 @@ pub(crate) struct Backend {
     pub(crate) version: Box<str>,
     pub(crate) is_native: bool,
     pub(crate) since: Instant,
-    /// When the agent last sent something, in milliseconds after `since`.
-    seen: AtomicU64,
+    activity: Arc<Activity>,
     draining: AtomicBool,
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
@@ -193,6 +193,7 @@ impl Backend {
     pub(crate) fn new(
         authenticated: Authenticated,
         receiver: &mut Receiver,
+        activity: &Arc<Activity>,
         shared: &Arc<Shared>,
     ) -> (Arc<Self>, Outgoing) {
         let Authenticated { agent, identifiers, peer, version, is_native } = authenticated;
@@ -205,7 +206,7 @@ impl Backend {
             version,
             is_native,
             since: Instant::now(),
-            seen: AtomicU64::default(),
+            activity: Arc::clone(activity),
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
@@ -269,20 +270,14 @@ impl Backend {
         Ok(())
     }
 
-    /// How long ago the agent last sent something.
-    pub(crate) fn last_seen(&self) -> std::time::Duration {
-        let seen = std::time::Duration::from_millis(self.seen.load(Relaxed));
-        self.since.elapsed().saturating_sub(seen)
+    /// How long ago a look at the connection last found that the agent had sent something.
+    pub(crate) fn last_seen(&self) -> Duration {
+        self.activity.last_seen()
     }
 
     /// Dials that wait for the agent.
     pub(crate) fn dials(&self) -> usize {
         self.state().dials.len()
-    }
-
-    /// The agent has sent something.
-    pub(crate) fn note_seen(&self) {
-        self.seen.store(u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
     /// Ends what rests on the stream: dials are lost, and frontends told.
@@ -351,6 +346,8 @@ impl Backend {
         let answer = match result {
             Err(mut error) => {
                 error.truncate(error.floor_char_boundary(MAX_ERROR));
+                // It may be as large as a packet, and waits uncounted for a frontend or the next agent.
+                error.shrink_to_fit();
                 Err(error)
             }
             Ok(ConnectId(0)) => Err("the agent answered without a connection".to_owned()),
@@ -420,7 +417,7 @@ impl Drop for Pending<'_> {
 pub(crate) async fn serve(
     backend: &Arc<Backend>,
     outgoing: Outgoing,
-    sender: Sender,
+    sender: &mut Sender,
     receiver: &mut Receiver,
 ) -> Result<(), BackendError> {
     tokio::select! {
@@ -436,7 +433,6 @@ async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), Bac
     while let Some(message) = receiver.message().await.inspect_err(failed)? {
         let packet = Packet::decode(&message.bytes)?;
         counters.packet(Segment::FromAgent, &packet);
-        backend.note_seen();
         let window = backend.take(packet, message.window)?;
         receiver.release(window);
         backend.overrun()?;
@@ -446,7 +442,7 @@ async fn read(backend: &Arc<Backend>, receiver: &mut Receiver) -> Result<(), Bac
     Ok(())
 }
 
-async fn write(backend: &Backend, mut outgoing: Outgoing, mut sender: Sender) -> Result<(), BackendError> {
+async fn write(backend: &Backend, mut outgoing: Outgoing, sender: &mut Sender) -> Result<(), BackendError> {
     let counters = &backend.shared.counters;
     let mut last = "Unknown";
     loop {

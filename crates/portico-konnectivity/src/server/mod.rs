@@ -95,7 +95,8 @@ pub struct AgentRow {
     pub draining: bool,
     /// How long it is connected.
     pub age: Duration,
-    /// How long ago it last sent something on its Connect stream.
+    /// How long ago a look at its connection last found that it had sent something. There is one look in the
+    /// silence after which it gets PING, and the response to that counts.
     pub last_seen: Duration,
     /// Dials that wait for it.
     pub dials: usize,

@@ -29,6 +29,9 @@ use super::settings::CLOSING;
 /// Most bytes of one packet to an agent: others have their turn after it.
 const PACKET: usize = 64 * 1024;
 
+/// What a frontend takes at a time counts as progress. One that takes 26 KB/s makes some within [`CLOSING`].
+const PART: usize = 256 * 1024;
+
 /// The frontend is lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FrontendLost;
@@ -265,7 +268,7 @@ async fn counted<T>(counter: &AtomicU64, work: impl Future<Output = T>) -> T {
 /// How far what an endpoint sent has come.
 #[derive(Default)]
 struct Delivery {
-    /// Messages that the frontend has taken.
+    /// Messages, or [`PART`]s of them, that the frontend has taken.
     taken: AtomicU64,
     /// One is being written.
     waits: AtomicBool,
@@ -295,7 +298,7 @@ async fn down(
             read = reader.read() => read,
             () = sink.lost() => return ConnectionEnd::FrontendLost,
         };
-        let bytes = match read {
+        let mut bytes = match read {
             Ok(bytes) => bytes,
             Err(Ended::Closed) if half_closes => {
                 if sink.end().await.is_ok() {
@@ -309,13 +312,16 @@ async fn down(
         };
         let (len, begun) = (bytes.len(), Instant::now());
         delivery.waits.store(true, Relaxed);
-        match while_ahead(|cx| reader.poll_ahead(cx), sink.write(bytes)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(FrontendLost)) => return ConnectionEnd::FrontendLost,
-            Err(reason) => return reason,
+        while !bytes.is_empty() {
+            let part = bytes.split_to(bytes.len().min(PART));
+            match while_ahead(|cx| reader.poll_ahead(cx), sink.write(part)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(FrontendLost)) => return ConnectionEnd::FrontendLost,
+                Err(reason) => return reason,
+            }
+            delivery.taken.fetch_add(1, Relaxed);
         }
         delivery.waits.store(false, Relaxed);
-        delivery.taken.fetch_add(1, Relaxed);
         established.counters().frontend_written(begun.elapsed());
         established.moved(0, len);
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,8 +24,10 @@ use super::registry::Registry;
 use super::settings::{MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
 use crate::streams::NO_ROOM;
 
-/// Agents that are asked for one connection, one after the other, if they are lost meanwhile or have no room.
-const AGENTS_TRIED: usize = 3;
+/// Agents that are asked for one connection, one after the other, if they are lost meanwhile, have no room,
+/// or do not answer within their share of the time. The last fit one has all that is left. By default a share
+/// is 10 s, and an agent's own limit is 5 s.
+const AGENTS_TRIED: u32 = 3;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -219,8 +222,8 @@ impl Shared {
         let _ = self.stop.subscribe().wait_for(|stop| *stop >= what).await;
     }
 
-    /// Has an agent connect to `address`. An agent that is lost meanwhile, or has no room, is replaced by the
-    /// next fit one. Dropped before its end, the agent is told.
+    /// Has an agent connect to `address`. An agent that is lost meanwhile, has no room or says nothing is
+    /// replaced by the next fit one. Dropped before its end, the agent is told.
     pub(crate) async fn dial(&self, address: &str) -> Result<(Opened, Arc<Backend>), DialError> {
         let _pending = Counted::new(&self.counters.pending);
         let begun = Instant::now();
@@ -239,21 +242,26 @@ impl Shared {
         if address.len() > address::MAX {
             return Err(DialError::Address);
         }
-        let deadline = begun + self.settings.dial_timeout;
+        let limit = self.settings.dial_timeout;
         let host = address::host(address);
         let mut tried: Vec<Arc<Backend>> = Vec::new();
         let mut error = DialError::NoAgent;
-        while tried.len() < AGENTS_TRIED {
+        for number in 1..=AGENTS_TRIED {
             let picked = self.registry().pick(host, random(), &tried);
             let Some(backend) = picked else { break };
-            match timeout_at(deadline, backend.dial(address)).await {
-                Err(_) => return Err(DialError::Timeout),
-                Ok(Ok(Ok(opened))) => return Ok((opened, backend)),
+            tried.push(Arc::clone(&backend));
+            let mut dial = pin!(backend.dial(address));
+            let mut answer = timeout_at(begun + limit / AGENTS_TRIED * number, dial.as_mut()).await;
+            if answer.is_err() && self.registry().pick(host, 0, &tried).is_none() {
+                answer = timeout_at(begun + limit, dial).await;
+            }
+            match answer {
+                Err(_) => error = DialError::Timeout,
+                Ok(Ok(Ok(opened))) => return Ok((opened, Arc::clone(&backend))),
                 Ok(Ok(Err(text))) if text.starts_with(NO_ROOM) => error = DialError::Refused(text),
                 Ok(Ok(Err(text))) => return Err(DialError::Refused(text)),
                 Ok(Err(lost)) => error = DialError::Lost(lost),
             }
-            tried.push(backend);
         }
         Err(error)
     }

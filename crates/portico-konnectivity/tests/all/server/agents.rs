@@ -99,6 +99,13 @@ async fn an_agent_that_drains_gets_no_more_dials_and_keeps_what_it_has() {
 }
 
 #[tokio::test]
+async fn an_agent_that_only_answers_ping_is_seen() {
+    let rig = Rig::with(Mode::Grpc, |settings| settings.keepalive = Duration::from_millis(100)).await;
+    let _agent = rig.agent("a").await;
+    until(|| rig.status.agents().iter().any(|agent| agent.last_seen < agent.age / 2)).await;
+}
+
+#[tokio::test]
 async fn a_second_stream_of_an_agent_takes_nothing_from_the_first() {
     let rig = Rig::start(Mode::HttpConnect).await;
     let mut first = rig.agent("a").await;
@@ -149,6 +156,17 @@ async fn a_server_that_drains_waits_for_dials_that_are_under_way() {
 async fn a_client_of_another_ca_is_no_agent() {
     let (rig, stranger) = (Rig::start(Mode::Grpc).await, Rig::start(Mode::Grpc).await);
     assert!(stranger.tls_to(rig.server.agent_address()).await.is_err());
+    let refused = || rig.status.counters().agents_refused().find(|(reason, _)| *reason == "tls");
+    until(|| refused() == Some(("tls", 1))).await;
+}
+
+#[tokio::test]
+async fn a_client_with_more_than_five_cas_in_its_chain_is_refused() {
+    let mut rig = Rig::start(Mode::Grpc).await;
+    rig.agent.cert.push_str(&rig.ca.cert().repeat(5));
+    let _agent = rig.agent("a").await;
+    rig.agent.cert.push_str(&rig.ca.cert());
+    assert!(rig.connect(metadata("b", "", false)).await.is_err());
     let refused = || rig.status.counters().agents_refused().find(|(reason, _)| *reason == "tls");
     until(|| refused() == Some(("tls", 1))).await;
 }

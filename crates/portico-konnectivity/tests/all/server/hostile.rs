@@ -208,6 +208,45 @@ async fn a_message_that_is_too_long_or_none_ends_its_agent_only() {
 }
 
 #[tokio::test]
+async fn an_agent_that_is_given_up_is_told_at_once_although_a_connection_of_it_is_open() {
+    let rig = Rig::start(Mode::HttpConnect).await;
+    let mut agent = rig.native_agent("a").await;
+    let mut frontend = rig.http("node:1").await;
+    let dial = agent.asked("node:1").await;
+    let (_stream, _head) = tokio::join!(agent.opens(dial), head(&mut frontend));
+    assert_eq!(agent.stream.lies().await, Some(h2::Reason::CANCEL));
+}
+
+#[tokio::test]
+async fn agents_whose_token_is_not_reviewed_in_time_are_told_so() {
+    /// Three times as many as are reviewed at once, for five seconds each.
+    const AGENTS: usize = 3 * 8;
+    let silent = tower::service_fn(|_: http::Request<Body>| {
+        std::future::pending::<Result<http::Response<Body>, kube::Error>>()
+    });
+    let expected = Expected {
+        namespace: "kube-system".into(),
+        service_account: "konnectivity-agent".into(),
+        audience: "system:konnectivity-server".into(),
+    };
+    let authentication = Authentication::by_token(kube::Client::new(silent, "default"), expected);
+    let rig = Rig::of(Mode::HttpConnect, authentication, |_| {}).await;
+    let mut agents = Vec::new();
+    for _ in 0..AGENTS {
+        let mut agent = rig.tls_to(rig.server.agent_address()).await.unwrap();
+        let call = [("agentid", "a"), ("authorization", "Bearer token")];
+        agent.write_all(&opening(CONNECT_PATH, &call)).await.unwrap();
+        agents.push(agent);
+    }
+    let waiting = || rig.status.counters().reviews_waiting.load(Relaxed);
+    until(|| waiting() == AGENTS as u64).await;
+    let clock = Clock::new();
+    let all = AGENTS as u64;
+    clock.until("all are refused", || refused(&rig, "review") + refused(&rig, "silent") == all).await;
+    assert_eq!(refused(&rig, "review"), all);
+}
+
+#[tokio::test]
 async fn an_agent_that_reads_nothing_delays_its_own_dials_only_and_is_given_up_for_it() {
     let rig = rig().await;
     let mut bystander = Bystander::new(&rig).await;

@@ -54,8 +54,8 @@ pub(crate) struct Rig {
     pub(crate) server: Server,
     pub(crate) socket: PathBuf,
     pub(crate) tls: Arc<ServerTls>,
-    ca: Authority,
-    agent: Identity,
+    pub(crate) ca: Authority,
+    pub(crate) agent: Identity,
     pub(crate) folder: tempfile::TempDir,
 }
 
@@ -320,6 +320,18 @@ impl Stream {
 
     pub(crate) fn reset(mut self) {
         self.sender.reset(h2::Reason::CANCEL);
+    }
+
+    /// Sends a message that is no packet. Returns why the server has reset the stream; `None` if it ends, or
+    /// the connection does.
+    pub(crate) async fn lies(&mut self) -> Option<h2::Reason> {
+        patiently(self.sender.ready()).await.unwrap();
+        self.sender.send(&[0xff; 3], Bytes::new());
+        patiently(self.sender.ready()).await.unwrap();
+        match patiently(self.receiver.message()).await {
+            Err(Error::Http(error)) if error.is_reset() => error.reason(),
+            _ => None,
+        }
     }
 }
 

@@ -218,10 +218,15 @@ pub(super) struct IgnoredFlags {
 /// In the order in which they are asked.
 pub(super) type Strategies = Vec<Strategy>;
 
-/// Empty items are left out, as upstream does.
+/// Empty items are left out, as upstream does. What is named twice counts once.
 fn strategies(text: &str) -> Result<Strategies, String> {
-    let named: Strategies =
-        text.split(',').filter(|item| !item.is_empty()).map(strategy).collect::<Result<_, _>>()?;
+    let mut named = Strategies::new();
+    for item in text.split(',').filter(|item| !item.is_empty()) {
+        let strategy = strategy(item)?;
+        if !named.contains(&strategy) {
+            named.push(strategy);
+        }
+    }
     if named.is_empty() { Err(STRATEGIES.to_owned()) } else { Ok(named) }
 }
 

@@ -225,7 +225,7 @@ fn write_agents(status: &Status, out: &mut Families<'_>) -> fmt::Result {
     let versions = versions.into_iter().map(|(version, count)| ([("version", version)], count));
     out.gauge("konnectivity_server_agents", "Agents that are connected, by version.", None, versions)?;
     let quiet = agents.iter().map(|agent| agent.last_seen.as_secs_f64()).fold(0.0, f64::max);
-    let help = "How long ago the quietest agent last sent a packet.";
+    let help = "How long ago the quietest agent was last seen to answer.";
     out.gauge(
         "konnectivity_server_agent_last_seen",
         help,

@@ -57,7 +57,7 @@ fn flags_that_contradict_each_other_say_what_to_do() {
 
 #[test]
 fn values_that_upstream_takes_are_taken() {
-    let strategies = flags("--proxy-strategies=destHost,default,").agents.proxy_strategies;
+    let strategies = flags("--proxy-strategies=destHost,default,,destHost").agents.proxy_strategies;
     assert_eq!(strategies, [Strategy::DestHost, Strategy::Default]);
     assert!(Cli::try_parse_from(["server", "--proxy-strategies=,"]).is_err());
     // It does not count without --enable-lease-controller.
