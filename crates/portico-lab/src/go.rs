@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::programs::{cache_dir, checkout, digest_of, find};
-use crate::say;
+use crate::steps::say;
 
 /// Between two lines of progress while Go compiles.
 const PROGRESS: Duration = Duration::from_secs(10);

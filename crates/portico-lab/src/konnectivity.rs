@@ -34,14 +34,8 @@ pub fn beside(
     give_files(seed, cluster, external_name)?;
     let patch = programs::checkout().join("deploy/konnectivity/server-patch.yaml").display().to_string();
     kubectl.run(&["patch", "deployment", "apiserver", "-n", namespace, "--patch-file", &patch])?;
-    let argument = |value: &str| {
-        let path = "/spec/template/spec/containers/0/args/-";
-        json!({"op": "add", "path": path, "value": value})
-    };
-    let flags = json!([
-        argument("--egress-selector-config-file=/etc/konnectivity-egress/egress-selector.yaml"),
-        argument("--api-audiences=https://kubernetes.default.svc,system:konnectivity-server"),
-    ]);
+    let flag = "--egress-selector-config-file=/etc/konnectivity-egress/egress-selector.yaml";
+    let flags = json!([{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": flag}]);
     kubectl.patch(namespace, "deployment/apiserver", "json", &flags)
 }
 

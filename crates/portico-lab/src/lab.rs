@@ -27,7 +27,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cgroup::Cgroup;
 use crate::host::Host;
 use crate::process::tail;
-use crate::{programs, say};
+use crate::programs;
+use crate::steps::say;
 
 /// Where all labs of this machine keep their state. Short, since sockets live below it and a
 /// socket's path has at most 107 bytes.

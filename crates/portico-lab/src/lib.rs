@@ -14,8 +14,6 @@
 //!
 //! Start with `tests/stories/kubernetes.rs`, then [`Seed`]. `docs/lab.md` has the layout on disk.
 
-use std::io::Write;
-
 mod api_server;
 pub mod cgroup;
 pub mod cilium;
@@ -66,16 +64,10 @@ pub use operated::Operated;
 pub use pki::Authority;
 pub use process::Process;
 pub use seed::Seed;
-pub use steps::Steps;
+pub use steps::{Steps, say};
 pub use user_cluster::UserCluster;
 
 /// The size of a proof: `short` in CI, `long` for `scripts/prove`, which sets `PORTICO_PROVE`.
 pub fn long_form<T>(short: T, long: T) -> T {
     if std::env::var_os("PORTICO_PROVE").is_some() { long } else { short }
-}
-
-/// One line of progress for the person at the terminal: starting Kubernetes takes a while.
-pub fn say(line: impl std::fmt::Display) {
-    // A terminal that was closed must not keep a lab from being taken down.
-    let _ = writeln!(std::io::stderr(), "lab: {line}");
 }

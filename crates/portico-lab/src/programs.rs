@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::go::Module;
-use crate::say;
+use crate::steps::say;
 
 /// Debian packages a lab needs, as `portico-lab install` brings them.
 pub const PACKAGES: &[&str] = &[

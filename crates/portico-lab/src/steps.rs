@@ -1,9 +1,14 @@
 //! Progress of something long: one line a step, with the time since the first.
 
 use std::fmt::Display;
+use std::io::{Write, stderr};
 use std::time::Instant;
 
-use crate::say;
+/// One line of progress for the person at the terminal: starting Kubernetes takes a while.
+pub fn say(line: impl Display) {
+    // A terminal that was closed must not keep a lab from being taken down.
+    let _ = writeln!(stderr(), "lab: {line}");
+}
 
 /// When it began.
 pub struct Steps {

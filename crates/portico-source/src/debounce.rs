@@ -97,7 +97,7 @@ impl Debounce {
         self.items.contains_key(path)
     }
 
-    /// When there is something to [`take`](Self::take); `None` if nothing is debounce.
+    /// When there is something to [`take`](Self::take); `None` if nothing waits.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         let burst = self.burst.map(|(first, last)| (last + QUIET).min(first + MAX_BURST));
         let ready_in_burst = |ready: Instant| self.burst.is_some_and(|(_, last)| ready <= last);

@@ -1,6 +1,7 @@
 //! Several servers, several agents, of one make or of both.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -81,6 +82,54 @@ async fn an_agent_that_looks_for_more_servers_is_one_line_of_the_log() {
     assert!(matches!(lines[..], [line] if line.contains("agent connected")), "{lines:#?}");
 }
 
+#[tokio::test]
+async fn a_server_that_is_told_to_stop_carries_what_is_open_to_its_end() {
+    for (agent, mode) in [(Upstream, Grpc), (Upstream, HttpConnect), (Ours, Grpc), (Ours, HttpConnect)] {
+        let site = Site::new(mode, Unix);
+        let mut server = site.server(Ours, &["--graceful-shutdown-timeout=1m"]).await;
+        let mut agent = site.agent(agent, server.port(), &[]).await;
+        agent.wait_for("/readyz", 200).await;
+        let (frontend, _helper) = site.frontend(&server).await;
+        let echo = Endpoint::echo().await;
+        let mut open = frontend.connect(&echo.target()).await;
+        round_trip(&mut open, b"before").await;
+        server.program.signal("TERM");
+        server.program.wait_for("/readyz", 500).await;
+        // An agent looks after its servers ten times a second.
+        let told = Instant::now();
+        while told.elapsed() < Duration::from_secs(1) {
+            round_trip(&mut open, b"meanwhile").await;
+        }
+        assert_eq!(agent.metric(OPEN_SERVERS, "") as u32, 1);
+        drop(open);
+        until("the server ends", || server.program.get("/healthz").is_none()).await;
+    }
+}
+
+#[tokio::test]
+async fn certificates_and_a_ca_that_are_replaced_count_for_the_next_agent() {
+    let (site, anew) = (Site::new(HttpConnect, Unix), Site::new(HttpConnect, Unix));
+    let server = site.server(Ours, &[]).await;
+    let mut agent = site.agent(Ours, server.port(), &[]).await;
+    agent.wait_for("/readyz", 200).await;
+    let (frontend, _) = site.frontend(&server).await;
+    let echo = Endpoint::echo().await;
+    let mut open = frontend.connect(&echo.target()).await;
+    for file in ["server.crt", "server.key", "ca.crt"] {
+        std::fs::copy(anew.folder().join(file), site.folder().join(file)).unwrap();
+    }
+    let mut next = anew.agent(Ours, server.port(), &[]).await;
+    next.wait_for("/readyz", 200).await;
+    let refused =
+        || server.program.metric("portico_konnectivity_server_agents_refused_total", "reason=\"tls\"");
+    let before = refused();
+    // It knows the new CA, and has a certificate of the old one.
+    let _old = site.agent(Ours, server.port(), &[]).await;
+    until("the agent of the old CA is refused", || refused() > before + 0.5).await;
+    assert_eq!(server.program.metric(AGENTS, "") as u32, 2);
+    round_trip(&mut open, b"by the first agent").await;
+}
+
 async fn behind_a_balancer(server: Make, agent: Make) {
     let site = Site::new(Grpc, Unix);
     let start = async |number: u8| {
@@ -91,13 +140,19 @@ async fn behind_a_balancer(server: Make, agent: Make) {
     let agent = site.agent(agent, balancer.port, &[]).await;
     agent.wait_for_metric(OPEN_SERVERS, "", 3.0).await;
     let echo = Endpoint::echo().await;
+    let mut open = Vec::new();
     for server in &servers {
-        let (frontend, _helper) = site.frontend(server).await;
-        round_trip(&mut frontend.connect(&echo.target()).await, b"every").await;
+        let (frontend, helper) = site.frontend(server).await;
+        let mut connection = frontend.connect(&echo.target()).await;
+        round_trip(&mut connection, b"every").await;
+        open.push((connection, helper));
     }
     servers[0].program.kill();
     balancer.serve(servers[1..].iter().map(|server| server.port()).collect());
     agent.wait_for_metric(OPEN_SERVERS, "", 2.0).await;
+    for (connection, _) in &mut open[1..] {
+        round_trip(connection, b"by the others").await;
+    }
     servers[0] = start(4).await;
     balancer.serve(servers.iter().map(|server| server.port()).collect());
     agent.wait_for_metric(OPEN_SERVERS, "", 3.0).await;

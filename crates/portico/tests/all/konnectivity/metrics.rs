@@ -62,6 +62,25 @@ pub(crate) fn page(program: &Program) -> String {
     program.get("/metrics").expect("the health port answers").1
 }
 
+#[tokio::test]
+async fn the_server_lists_open_connections_and_agents_to_people() {
+    let pair = Pair::start(Ours, Ours, Grpc, Unix).await;
+    let echo = Endpoint::echo().await;
+    let mut open = pair.frontend.connect(&echo.target()).await;
+    round_trip(&mut open, b"carried").await;
+    let list = || pair.server.admin("/connections");
+    until("the list has the bytes of the connection", || {
+        let list = list();
+        let (up, down) = (r#""bytes_up":7"#, r#""bytes_down":7"#);
+        list.contains(&echo.target()) && list.contains(up) && list.contains(down)
+    })
+    .await;
+    assert!(pair.server.admin("/connections?o=table").starts_with("AGENT"));
+    assert!(pair.server.admin("/agents").contains(env!("CARGO_PKG_VERSION")));
+    drop(open);
+    until("the connection is gone from the list", || !list().contains(&echo.target())).await;
+}
+
 /// What the server and the agent of a make show once everything has happened that one server, one agent and
 /// one frontend can make happen.
 async fn pages(make: Make) -> [String; 2] {

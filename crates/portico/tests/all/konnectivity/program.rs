@@ -63,14 +63,7 @@ impl Program {
 
     /// `GET path` of its health port: status and body. `None` while nobody answers there.
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.health)).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        // HTTP/1.0: the body is what follows until the end.
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+        get(self.health, path)
     }
 
     /// The sum of the metric's samples whose labels contain `labels`. 0 if there is none: upstream shows no
@@ -124,6 +117,18 @@ impl Drop for Program {
             }
         }
     }
+}
+
+/// `GET path` of a port on loopback: status and body. `None` while nobody answers there.
+pub(crate) fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    // HTTP/1.0: the body is what follows until the end.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
 /// The last lines of a log.

@@ -12,7 +12,7 @@ use portico_lab::pki::{Certificate, Pki};
 use portico_lab::programs;
 
 use super::frontend::Frontend;
-use super::program::Program;
+use super::program::{Program, get};
 use crate::common::{free_port, portico};
 
 /// Whose program it is.
@@ -212,6 +212,11 @@ impl Server {
     /// The port of agents.
     pub(crate) fn port(&self) -> u16 {
         self.ports.agents
+    }
+
+    /// A page of the port for people.
+    pub(crate) fn admin(&self, path: &str) -> String {
+        get(self.ports.admin, path).expect("the admin port answers").1
     }
 }
 
