@@ -29,8 +29,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The words, in the order of `Refusal::index`.
-    pub const WORDS: [&'static str; 9] = [
+    /// The reasons, in the order of `Refusal::index`.
+    pub const REASONS: [&'static str; 9] = [
         "too_many",
         "too_many_waiting",
         "refused",
@@ -57,7 +57,7 @@ impl Refusal {
     }
 
     pub(crate) fn reason(self) -> &'static str {
-        Self::WORDS[self.index()]
+        Self::REASONS[self.index()]
     }
 
     /// The status with which a gateway refused.

@@ -43,12 +43,12 @@ pub struct Shared {
     stopping: watch::Sender<bool>,
     waiting: AtomicU32,
     accept_errors: AtomicU64,
-    refusals: [AtomicU64; Refusal::WORDS.len()],
+    refusals: [AtomicU64; Refusal::REASONS.len()],
     ends: [AtomicU64; ENDS.len()],
     opening: [AtomicU64; OPEN_BUCKETS.len() + 1],
     opening_micros: AtomicU64,
-    /// Of log lines about refusals, in the order of [`Refusal::WORDS`], and about failures to accept.
-    lines: [LineLimit; Refusal::WORDS.len() + 1],
+    /// Of log lines about refusals, in the order of [`Refusal::REASONS`], and about failures to accept.
+    lines: [LineLimit; Refusal::REASONS.len() + 1],
 }
 
 /// Counters since the start.
@@ -60,8 +60,8 @@ pub struct Totals {
     pub open: usize,
     /// Failed attempts to accept.
     pub accept_errors: u64,
-    /// Connections not carried, in the order of [`Refusal::WORDS`].
-    pub refusals: [u64; Refusal::WORDS.len()],
+    /// Connections not carried, in the order of [`Refusal::REASONS`].
+    pub refusals: [u64; Refusal::REASONS.len()],
     /// Connections ended, in the order of [`ENDS`].
     pub ends: [u64; ENDS.len()],
     /// How many were opened within each of [`OPEN_BUCKETS`], and after the last of them.
@@ -208,7 +208,7 @@ impl Shared {
     /// Returns whether to log a refusal (`None`: a failure to accept), and how many were not logged since the
     /// last line of this kind.
     pub(crate) fn may_log(&self, refusal: Option<Refusal>) -> Option<u64> {
-        let limit = &self.lines[refusal.map_or(Refusal::WORDS.len(), Refusal::index)];
+        let limit = &self.lines[refusal.map_or(Refusal::REASONS.len(), Refusal::index)];
         limit.admit(Pace::SAME_KIND, self.now())
     }
 

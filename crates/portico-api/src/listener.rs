@@ -22,7 +22,7 @@ impl ListenerKind {
     pub const ALL: [Self; 3] = [Self::Sni, Self::Tunnel, Self::NodePort];
 
     /// The word for metrics and listings. Stable.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Sni => "sni",
             Self::Tunnel => "tunnel",
@@ -33,7 +33,7 @@ impl ListenerKind {
 
 impl fmt::Display for ListenerKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
@@ -45,7 +45,7 @@ mod tests {
     fn each_kind_is_read_by_its_word_and_at_its_place() {
         for (index, kind) in ListenerKind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, index);
-            assert_eq!(serde_json::to_value(kind).unwrap(), kind.word());
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.as_str());
         }
     }
 }

@@ -1,18 +1,108 @@
 //! How long a peer's chain of certificates may be.
 
-use rustls::pki_types::CertificateDer;
+use std::fmt;
+use std::sync::Arc;
 
-/// Certificates between that of a peer and a CA. Each is tried as the issuer of each, and a peer needs no key
-/// for those that it makes up: with a hundred of them the search takes seconds, in which its thread serves
-/// nobody.
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme};
+use thiserror::Error;
+
+use crate::provider;
+
+/// CA certificates that a peer may send behind its own. Each is tried as the issuer of each, and a peer needs
+/// no key for those that it makes up: with a hundred of them the search takes seconds, in which its thread
+/// serves nobody.
 const MAX_INTERMEDIATES: usize = 5;
 
-/// Refuses a chain that is too long to be verified.
-pub fn check_chain(intermediates: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
-    let sent = intermediates.len();
-    if sent > MAX_INTERMEDIATES {
-        let why = format!("the peer sent {sent} intermediate certificates; send {MAX_INTERMEDIATES} at most");
-        return Err(rustls::Error::General(why));
+#[derive(Error)]
+#[error("{0} CA certificates came behind it, and at most {MAX_INTERMEDIATES} are looked at")]
+struct TooLong(usize);
+
+/// That is how rustls shows it to people.
+impl fmt::Debug for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
-    Ok(())
+}
+
+/// Refuses a chain that is too long to be searched.
+pub fn check_chain(intermediates: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
+    if intermediates.len() <= MAX_INTERMEDIATES {
+        return Ok(());
+    }
+    let why = OtherError(Arc::new(TooLong(intermediates.len())));
+    Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)))
+}
+
+/// Verifies servers as rustls does with these roots, unless their chain is too long to be searched.
+pub fn server_verifier(roots: RootCertStore) -> Result<Arc<dyn ServerCertVerifier>, rustls::Error> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build();
+    let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+    Ok(Arc::new(ShortChains(verifier)))
+}
+
+#[derive(Debug)]
+struct ShortChains(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for ShortChains {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        check_chain(intermediates)?;
+        self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_lab::pki::{Authority, Certificate};
+
+    use super::*;
+
+    #[test]
+    fn a_server_with_more_than_five_cas_in_its_chain_is_refused() {
+        let ca = Authority::new("ca").unwrap();
+        let leaf = ca.issue(Certificate::server(&["a.test"])).unwrap().certificate().unwrap();
+        let ca = ca.identity().certificate().unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(ca.clone()).unwrap();
+        let verifier = server_verifier(roots).unwrap();
+        let name = ServerName::try_from("a.test").unwrap();
+        let verdict = |count| {
+            let cas = vec![ca.clone(); count];
+            verifier.verify_server_cert(&leaf, &cas, &name, &[], UnixTime::now()).map(drop)
+        };
+        assert_eq!(verdict(5), Ok(()));
+        let refused = verdict(6).unwrap_err().to_string();
+        assert!(refused.contains("6 CA certificates came behind it"), "{refused}");
+    }
 }

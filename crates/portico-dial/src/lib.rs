@@ -29,7 +29,7 @@ mod tcp;
 mod token_file;
 
 pub use any_certificate::AnyCertificate;
-pub use chain::check_chain;
+pub use chain::{check_chain, server_verifier};
 pub use client_tls::{
     ClientTls, ClientTlsError, ClientTlsFiles, HandshakeError, HandshakeProblem, system_roots,
 };

@@ -108,7 +108,7 @@ impl access::Line for Line<'_> {
             }
         }
         let Self { bytes_up, bytes_down, duration_ms, reason, connection, .. } = self;
-        let side = self.side.word();
+        let side = self.side.as_str();
         let _ = write!(
             text,
             " bytes_up={bytes_up} bytes_down={bytes_down} duration_ms={duration_ms} side={side} \

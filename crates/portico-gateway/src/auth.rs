@@ -77,7 +77,7 @@ impl Method {
     pub const ALL: [Self; 4] = [Self::None, Self::Certificate, Self::StaticToken, Self::TokenReview];
 
     /// The word for metrics. Stable.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Certificate => "certificate",

@@ -23,7 +23,7 @@ pub enum Side {
 
 impl Side {
     /// The word for metrics and the access line. Stable.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Downstream => "downstream",
             Self::Upstream => "upstream",
@@ -217,8 +217,8 @@ impl End {
     ];
 
     /// Word, side, and the code of the RST_STREAM that an HTTP/2 client gets. Without a code the stream ends
-    /// with END_STREAM, by the client itself, or with its connection. A TCP client that is cut off sees a
-    /// reset if bytes for it are lost, and an end if none are.
+    /// with END_STREAM, by the client itself, or with its connection. A TCP client sees a reset unless it was
+    /// closed in order, or idle with nothing on its way.
     fn row(self) -> (&'static str, Side, Option<u32>) {
         let cut = u32::from(reset::CUT);
         match self {

@@ -26,8 +26,9 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use portico_dial::{
     ConnectAnyError, Dialer, ProxyError, ProxyFiles, ProxySetting, Socket, Target, TargetError,
-    install_provider,
+    install_provider, server_verifier,
 };
+use rustls::RootCertStore;
 use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
@@ -178,6 +179,16 @@ fn connections(
 fn tls<T>(config: &Config, tcp: T) -> kube::Result<HttpsConnector<T>> {
     let mut settings = config.rustls_client_config()?;
     settings.resumption = Resumption::disabled();
+    // The file of a pod's own API server is read again by kube's verifier.
+    if let (Some(cas), None, false) = (&config.root_cert, &config.root_cert_file, config.accept_invalid_certs)
+    {
+        let failed = |error| kube::Error::Service(Box::new(error));
+        let mut roots = RootCertStore::empty();
+        for ca in cas {
+            roots.add(ca.clone().into()).map_err(failed)?;
+        }
+        settings.dangerous().set_certificate_verifier(server_verifier(roots).map_err(failed)?);
+    }
     let builder = HttpsConnectorBuilder::new().with_tls_config(settings).https_or_http();
     let builder = match &config.tls_server_name {
         Some(name) => {

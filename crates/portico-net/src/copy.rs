@@ -7,7 +7,7 @@
 //!   reset too.
 //! - *A reset is noticed at once*, also on a side that is not read because the other side is blocked, and on
 //!   one that has closed its direction: whichever socket no direction waits for is watched for errors.
-//! - *No end that is none*: a connection that is cut with bytes on their way is reset at their receiver.
+//! - *No false end*: a connection that is cut is reset, and so is the receiver of bytes that an idle one has.
 //!
 //! Memory: at most 16 KiB a direction while the receiver is blocked, and a pipe while a transfer is large.
 
@@ -58,7 +58,10 @@ pub fn copy<'a, M: Meter>(
         match end {
             // Boxed: the way out must not make every resting connection larger.
             End::Reset { by } => Box::pin(pump.pass_reset_on(by)).await,
-            _ => pump.reset_truncated(),
+            // Either side may have bytes on their way, and must not take what came for all there is.
+            End::Cut | End::Memory => [downstream, upstream].into_iter().for_each(linger::abort),
+            End::Idle => pump.reset_truncated(),
+            End::Closed { .. } => {}
         }
         end
     }
@@ -128,7 +131,7 @@ impl<M: Meter> Pump<'_, M> {
         self.idle.poll(cx).map(|()| End::Idle)
     }
 
-    /// Has the receiver of bytes that are lost closed by a reset: it must not take what it has for all.
+    /// Has the receiver of bytes that are lost closed by a reset.
     fn reset_truncated(&self) {
         if self.to_upstream.holds() {
             linger::abort(self.upstream);

@@ -105,9 +105,13 @@ impl MemoryBudget {
         });
         let mut waiting: Vec<_> = waiting.collect();
         waiting.sort_unstable_by_key(|(goes_later, since, _)| (*goes_later, *since));
-        for (_, _, longest) in waiting {
+        for (_, since, longest) in waiting {
             if self.held() <= enough {
                 break;
+            }
+            // Its bytes may have gone since it was listed.
+            if longest.waits_since(now) != Some(since) {
+                continue;
             }
             longest.evict();
             reservations.evicted += 1;

@@ -80,8 +80,7 @@ pub(crate) async fn write_condition(
     }
     // A merge patch: an apply by the same manager would remove the address and the condition
     // `PorticoExposed`, which another controller applies.
-    let patch =
-        json!({"metadata": {"uid": cluster.metadata.uid}, "status": {"conditions": {name: condition}}});
+    let patch = json!({"status": {"conditions": {name: condition}}});
     let clusters = Api::<Served<Cluster>>::all_with(client.clone(), &());
     let (params, patch) = (merging(), Patch::Merge(&patch));
     let written = clusters.patch_status(&cluster.metadata.name, &params, &patch);

@@ -35,7 +35,8 @@ pub enum Status {
     /// The flow does not work.
     Failed,
     /// The flow may work; nothing was there to show it.
-    Unproven,
+    #[serde(rename = "unproven")]
+    Inconclusive,
     /// Nothing was tried, by design.
     Skipped,
     /// Worth knowing.
@@ -141,7 +142,7 @@ impl Peers {
     }
 }
 
-/// Judges all checks of a run. Beside them, each clock that was heard is judged once.
+/// Judges all checks of a run. Beside them, each clock that was read is judged once.
 #[must_use]
 pub fn judge(checks: &[Planned], outcomes: &[Outcome], expected: &Expectations) -> Vec<Finding> {
     let peers = Peers::of(checks, outcomes, expected);
@@ -180,7 +181,7 @@ fn finding(planned: &Planned, outcome: &Outcome, peers: &Peers, expected: &Expec
         What::Back { transport, .. } if expected.silent_here.contains(transport) => {
             let what =
                 "run it as root, or with NET_RAW: it cannot answer beside the program that has the port";
-            (Status::Unproven, remedy("the owner of this machine", what))
+            (Status::Inconclusive, remedy("the owner of this machine", what))
         }
         _ => flow(planned, seen, peers),
     };
@@ -240,7 +241,7 @@ fn flow(planned: &Planned, seen: &Observation, peers: &Peers) -> (Status, Option
         }
         Observation::Refused { .. } => {
             let what = format!("{to} is reached, and nothing listens: {listen}");
-            (Status::Unproven, remedy(format!("the owner of {to}"), what))
+            (Status::Inconclusive, remedy(format!("the owner of {to}"), what))
         }
         Observation::TimedOut { .. } if is_datagram && !has_responder => {
             let why = if peers.is_silent(planned) {
@@ -253,7 +254,7 @@ fn flow(planned: &Planned, seen: &Observation, peers: &Peers) -> (Status, Option
                      --peers-listen"
                 )
             };
-            (Status::Unproven, remedy(format!("the owner of {to}"), why))
+            (Status::Inconclusive, remedy(format!("the owner of {to}"), why))
         }
         Observation::TimedOut { .. } => {
             let who = format!("the firewall on {from}, on {to}, or between them, which drops");
@@ -299,7 +300,10 @@ fn flow(planned: &Planned, seen: &Observation, peers: &Peers) -> (Status, Option
         }
         Observation::NotTried { .. } => {
             let who = if *direction == Direction::In { from } else { "this machine" };
-            (Status::Unproven, remedy(format!("the owner of {who}"), "remove what kept it from being tried"))
+            (
+                Status::Inconclusive,
+                remedy(format!("the owner of {who}"), "remove what kept it from being tried"),
+            )
         }
         Observation::PathMtu { .. }
         | Observation::Clock { .. }
@@ -329,7 +333,10 @@ fn local_port(planned: &Planned, seen: &Observation, expected: &Expectations) ->
         }
         // Of what is installed, nothing says better that it runs.
         Observation::Taken { .. } => (Status::Note, None),
-        _ => (Status::Unproven, remedy("the owner of this machine", "see why the port cannot be looked at")),
+        _ => (
+            Status::Inconclusive,
+            remedy("the owner of this machine", "see why the port cannot be looked at"),
+        ),
     }
 }
 
@@ -368,17 +375,17 @@ fn path_mtu(
     }
 }
 
-/// Each clock that was heard, once a machine; with the largest difference.
+/// Each clock that was read, once a machine; with the largest difference.
 fn clocks(checks: &[Planned], outcomes: &[Outcome]) -> Vec<Finding> {
-    let mut heard: BTreeMap<&str, (&Planned, i64)> = BTreeMap::new();
+    let mut clocks: BTreeMap<&str, (&Planned, i64)> = BTreeMap::new();
     for (planned, outcome) in checks.iter().zip(outcomes) {
         let Some(ahead) = outcome.ahead_millis else { continue };
-        let known = heard.entry(&planned.to).or_insert((planned, ahead));
+        let known = clocks.entry(&planned.to).or_insert((planned, ahead));
         if known.1.unsigned_abs() < ahead.unsigned_abs() {
             *known = (planned, ahead);
         }
     }
-    let judged = heard.into_values().map(|(planned, ahead_millis)| {
+    let judged = clocks.into_values().map(|(planned, ahead_millis)| {
         let is_off = ahead_millis.unsigned_abs() > MOST_SKEW_MILLIS;
         let what = "have its clock and that of this machine follow the same time servers (chronyc tracking)";
         Finding {

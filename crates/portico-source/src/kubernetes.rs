@@ -87,7 +87,7 @@ pub struct UnknownClustersFrom;
 
 impl ClustersFrom {
     /// The word for it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::ExposedClusters => "exposed-clusters",
@@ -102,7 +102,7 @@ impl FromStr for ClustersFrom {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let all = [Self::Auto, Self::ExposedClusters, Self::Clusters, Self::Services];
-        all.into_iter().find(|from| from.word() == text).ok_or(UnknownClustersFrom)
+        all.into_iter().find(|from| from.as_str() == text).ok_or(UnknownClustersFrom)
     }
 }
 

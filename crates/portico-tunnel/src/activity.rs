@@ -57,9 +57,7 @@ pub struct Activity {
     freed: Notify,
     /// Bytes came since this was last asked.
     received: AtomicBool,
-    begun: Instant,
-    /// When a look last found that bytes had come, in milliseconds after `begun`.
-    seen: AtomicU64,
+    seen: Arc<LastSeen>,
     /// Streams have queued bytes since the connection was last polled.
     queued: AtomicBool,
     /// How often the connection had nothing left to write.
@@ -92,8 +90,7 @@ impl Activity {
             requests: AtomicU32::default(),
             freed: Notify::new(),
             received: AtomicBool::default(),
-            begun: Instant::now(),
-            seen: AtomicU64::default(),
+            seen: Arc::new(LastSeen { begun: Instant::now(), millis: AtomicU64::default() }),
             queued: AtomicBool::default(),
             flushes: AtomicU64::default(),
             flushed: Notify::new(),
@@ -170,16 +167,14 @@ impl Activity {
     pub fn take_received(&self) -> bool {
         let received = self.received.swap(false, Relaxed);
         if received {
-            let millis = self.begun.elapsed().as_millis();
-            self.seen.store(u64::try_from(millis).unwrap_or(u64::MAX), Relaxed);
+            self.seen.now();
         }
         received
     }
 
-    /// How long ago a call of [`take_received`](Self::take_received) last found bytes. KeepAlive calls it
-    /// once an interval, and the response to its PING counts.
-    pub fn last_seen(&self) -> Duration {
-        self.begun.elapsed().saturating_sub(Duration::from_millis(self.seen.load(Relaxed)))
+    /// When bytes were last found, also after the end of the connection.
+    pub fn last_seen(&self) -> &Arc<LastSeen> {
+        &self.seen
     }
 
     /// So many bytes that h2 has written wait for a socket that takes no more.
@@ -281,6 +276,27 @@ impl Activity {
         let cost = chunk::cost(bytes.len());
         self.to_peer.charge(cost);
         Bytes::from_owner(Counted { bytes, cost, activity: Arc::clone(self) })
+    }
+}
+
+/// When a call of [`Activity::take_received`] last found bytes. KeepAlive calls it once an interval, and the
+/// response to its PING counts.
+#[derive(Debug)]
+pub struct LastSeen {
+    begun: Instant,
+    /// After `begun`.
+    millis: AtomicU64,
+}
+
+impl LastSeen {
+    fn now(&self) {
+        let millis = self.begun.elapsed().as_millis();
+        self.millis.store(u64::try_from(millis).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// How long ago that was.
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(Duration::from_millis(self.millis.load(Relaxed)))
     }
 }
 

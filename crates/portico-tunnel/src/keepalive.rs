@@ -32,7 +32,7 @@ impl KeepAlive {
         self.timer.as_mut().reset(Instant::now() + self.interval);
     }
 
-    /// Waits so long from now on. The peer counts as heard.
+    /// Waits so long from now on. As if the peer had just sent something.
     pub fn set(&mut self, interval: Duration, timeout: Duration) {
         (self.interval, self.timeout) = (interval, timeout);
         self.restart();

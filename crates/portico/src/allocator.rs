@@ -16,8 +16,9 @@ use tokio::time::sleep;
 /// Free bytes at the end of a heap that are kept: the windows of a few transfers at a time.
 const KEPT: c_int = 2 * 1024 * 1024;
 
-/// The size up to which a freed block waits to be merged with its neighbours: none waits. By default small
-/// ones do, until the next large allocation merges them all, and each connection makes large ones.
+/// The size up to which a freed block that is in no thread's cache waits to be merged with its neighbours:
+/// none waits. By default small ones do, until the next large allocation merges them all, and each connection
+/// makes large ones.
 const UNMERGED: c_int = 0;
 
 /// Between two looks at what is free.

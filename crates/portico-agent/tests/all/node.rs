@@ -88,7 +88,7 @@ impl Node {
     /// The words of all refusals so far, each as often as it was counted.
     pub(crate) fn refusals(&self) -> Vec<&'static str> {
         let counts = self.agent.shared().totals().refusals;
-        let each = Refusal::WORDS.iter().zip(counts);
+        let each = Refusal::REASONS.iter().zip(counts);
         each.flat_map(|(&word, count)| std::iter::repeat_n(word, count as usize)).collect()
     }
 

@@ -32,7 +32,7 @@ async fn nowhere() -> SocketAddr {
 
 #[test]
 fn every_word_is_provoked_here() {
-    assert_eq!(PROVOKED, Refusal::WORDS);
+    assert_eq!(PROVOKED, Refusal::REASONS);
 }
 
 #[tokio::test]

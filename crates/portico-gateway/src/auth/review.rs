@@ -81,7 +81,7 @@ pub(super) struct ReviewedToken {
 /// Everything known about tokens that are reviewed.
 #[derive(Debug)]
 pub(super) struct Reviews {
-    holds: ReviewTimes,
+    times: ReviewTimes,
     /// Tokens that were accepted, for the grace after their last review.
     accepted: Cache<Hash, Arc<TokenState>>,
     unverified: Cache<Hash, Arc<TokenState>>,
@@ -129,10 +129,10 @@ impl Reviews {
     /// `interval` is how long a yes holds. A no that revokes is announced to `changes`. At most `most` are
     /// under way, and requests that wait take at most `waiting` bytes.
     pub(super) fn new(interval: Duration, most: u32, waiting: usize, changes: Arc<Changes>) -> Self {
-        let holds = ReviewTimes::new(interval);
+        let times = ReviewTimes::new(interval);
         Self {
-            holds,
-            accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(holds.grace).build(),
+            times,
+            accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(times.grace).build(),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::new(most as usize, MAX_PER_CLUSTER),
             waiters: Arc::new(Waiters::new(waiting)),
@@ -283,7 +283,7 @@ impl Reviews {
             Answer::Yes | Answer::No(_) => None,
         };
         let key = key(&token.token, &*token.reviewer);
-        let (verdict, revokes) = token.state.learn(answer, self.holds.spread(key[0]));
+        let (verdict, revokes) = token.state.learn(answer, self.times.spread(key[0]));
         if revokes {
             self.changes.announce();
         }

@@ -14,7 +14,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::text::printable;
-use portico_dial::provider;
+use portico_dial::{provider, server_verifier};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
@@ -101,7 +101,8 @@ fn trusting(ca: &ApiServerCa) -> Result<ClientConfig, rustls::Error> {
     }
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
+        .dangerous()
+        .with_custom_certificate_verifier(server_verifier(roots)?)
         .with_no_client_auth();
     // A connection carries one review: there is nothing to resume.
     config.resumption = rustls::client::Resumption::disabled();

@@ -1,4 +1,4 @@
-//! What is known of one token: the last verdict, and how long it holds.
+//! What is known of one token: the last verdict, and how long it is valid.
 //!
 //! A yes holds for the review interval, a no for [`REFUSED_FOR`]. While its API server cannot be asked or
 //! takes too long, or too many requests wait for that, a token that was accepted stays accepted for the
@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_secs(600);
 /// The times that the review interval decides.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReviewTimes {
-    /// How long a yes holds.
+    /// How long a yes is valid.
     accepted: Duration,
     /// When a token in use is reviewed again: early enough that requests do not wait for it.
     review_after: Duration,
@@ -78,7 +78,7 @@ pub(super) struct TokenState {
 struct State {
     verdict: Verdict,
     /// Until when requests are decided by that.
-    holds_until: Instant,
+    valid_until: Instant,
     /// When a token in use is reviewed again.
     review_at: Instant,
     /// Until when the last yes counts while the API server cannot be asked; `None` without a yes since the
@@ -92,14 +92,14 @@ impl TokenState {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         let verdict = Verdict::Unavailable("not reviewed yet".into());
-        let state = State { verdict, holds_until: now, review_at: now, grace_until: None, is_failing: false };
+        let state = State { verdict, valid_until: now, review_at: now, grace_until: None, is_failing: false };
         Self { turn: Arc::default(), state: Mutex::new(state) }
     }
 
     /// Returns the verdict if it holds now.
     pub(super) fn known(&self) -> Option<Verdict> {
         let state = self.lock();
-        (Instant::now() < state.holds_until).then(|| state.verdict.clone())
+        (Instant::now() < state.valid_until).then(|| state.verdict.clone())
     }
 
     /// Whether a token in use is to be reviewed again now.
@@ -138,7 +138,7 @@ impl TokenState {
     }
 
     /// Applies the outcome of a review. Returns the verdict, and whether it revokes what was accepted before.
-    pub(super) fn learn(&self, answer: Answer, holds: ReviewTimes) -> (Verdict, bool) {
+    pub(super) fn learn(&self, answer: Answer, times: ReviewTimes) -> (Verdict, bool) {
         let now = Instant::now();
         let mut state = self.lock();
         let revokes = matches!(answer, Answer::No(_)) && state.grace_until.is_some();
@@ -147,19 +147,19 @@ impl TokenState {
         match (answer, accepted_until) {
             (Answer::Yes, _) => {
                 state.verdict = Verdict::Accepted;
-                state.grace_until = Some(now + holds.grace);
-                state.review_at = now + holds.review_after;
-                state.holds_until = now + holds.accepted;
+                state.grace_until = Some(now + times.grace);
+                state.review_at = now + times.review_after;
+                state.valid_until = now + times.accepted;
             }
             (Answer::No(why), _) => {
                 state.verdict = Verdict::Refused(why);
                 state.grace_until = None;
                 state.review_at = now + REFUSED_FOR;
-                state.holds_until = state.review_at;
+                state.valid_until = state.review_at;
             }
             (Answer::Failed(_), Some(until)) => {
                 state.review_at = now + RETRY_AFTER;
-                state.holds_until = until.min(state.review_at);
+                state.valid_until = until.min(state.review_at);
             }
             (Answer::Failed(why), None) => {
                 // A no stands until a yes.
@@ -167,7 +167,7 @@ impl TokenState {
                     state.verdict = Verdict::unavailable(&why);
                 }
                 state.review_at = now + RETRY_AFTER;
-                state.holds_until = state.review_at;
+                state.valid_until = state.review_at;
             }
         }
         (state.verdict.clone(), revokes)

@@ -52,7 +52,7 @@ impl Purpose {
     /// All there are.
     pub const ALL: [Self; 2] = [Self::Konnectivity, Self::Tunnel];
 
-    const fn word(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Konnectivity => "konnectivity",
             Self::Tunnel => "tunnel",
@@ -95,7 +95,7 @@ pub fn read(text: &str) -> Result<Vec<Way>, BadReach> {
 impl Way {
     fn read(line: &str) -> Option<Self> {
         let (word, address) = line.split_once(' ').filter(|_| line.len() <= LONGEST)?;
-        let purpose = Purpose::ALL.into_iter().find(|purpose| purpose.word() == word)?;
+        let purpose = Purpose::ALL.into_iter().find(|purpose| purpose.as_str() == word)?;
         let (host, port) = address.rsplit_once(':')?;
         let is_port =
             port.bytes().all(|byte| byte.is_ascii_digit()) && matches!(port.parse::<u16>(), Ok(1..));
@@ -106,7 +106,7 @@ impl Way {
 
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.purpose.word(), self.address)
+        write!(f, "{} {}", self.purpose.as_str(), self.address)
     }
 }
 

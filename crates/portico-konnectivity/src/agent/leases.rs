@@ -79,21 +79,21 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
     let mut look = Instant::now() + LOOK;
     // Whether the API server has said anything since the last look. Otherwise renewals may be missing, and
     // not servers.
-    let mut is_heard = false;
+    let mut has_responded = false;
     loop {
         tokio::select! {
             () = sleep_until(look) => {
                 look = Instant::now() + LOOK;
-                if !std::mem::take(&mut is_heard) {
+                if !std::mem::take(&mut has_responded) {
                     continue;
                 }
             }
             Some(sign) = signs.next() => {
-                is_heard = sign.is_ok();
+                has_responded = sign.is_ok();
                 match sign {
                     // It is about to be asked, and has said nothing.
                     Ok(Progress::Event(Event::Init)) => {
-                        is_heard = false;
+                        has_responded = false;
                         listing.clear();
                         continue;
                     }

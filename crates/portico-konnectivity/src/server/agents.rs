@@ -30,7 +30,7 @@ use crate::grpc::{Call, Status};
 use crate::streams::{DIAL, LONGEST_NAME, OFFER, STREAM_PATH, VERSION};
 
 /// What is left of the time of an agent that is refused, to read why.
-const ANSWER: Duration = Duration::from_secs(1);
+const TO_READ_WHY: Duration = Duration::from_secs(1);
 
 /// Longest text by which an agent names its program; the rest is left out.
 const MAX_VERSION: usize = 128;
@@ -60,6 +60,8 @@ struct Connection {
     permit: OnceLock<OwnedSemaphorePermit>,
     /// Whether it has, or had, a Connect stream, accepted or not.
     connects: AtomicBool,
+    /// Whether the agent is refused, which is counted and logged.
+    is_refused: AtomicBool,
     /// Its Connect stream, once it is accepted.
     backend: Mutex<Option<Arc<Backend>>>,
 }
@@ -93,6 +95,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         deadline,
         permit: OnceLock::new(),
         connects: AtomicBool::default(),
+        is_refused: AtomicBool::default(),
         backend: Mutex::default(),
     });
     let start = |request: Request<RecvStream>, respond: SendResponse<Bytes>| {
@@ -116,7 +119,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     let (activity, peer) = (&connection.activity, &connection.peer);
     match http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await {
         Ok(()) => {}
-        Err(error) if peer.is_known() => {
+        Err(error) if peer.is_known() || connection.is_refused.load(Relaxed) => {
             tracing::debug!(peer = %address, %error, "an agent's connection ended");
         }
         Err(error) => shared.refused(error.reason(), address, &error),
@@ -189,7 +192,7 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     let metadata = call.take_metadata();
     let too_late = || Refusal::Review("the agent's token was not reviewed in time".to_owned());
     let authenticated = tokio::select! {
-        checked = timeout_at(connection.deadline - ANSWER, connection.authenticate(&metadata)) => {
+        checked = timeout_at(connection.deadline - TO_READ_WHY, connection.authenticate(&metadata)) => {
             checked.unwrap_or_else(|_| Err(too_late()))
         }
         // Or its token would wait for a review in the place of another.
@@ -200,6 +203,7 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
     let (authenticated, permit) = match permitted {
         Ok(permitted) => permitted,
         Err(why) => {
+            connection.is_refused.store(true, Relaxed);
             shared.refused(why.reason(), connection.address, &why);
             return call.refuse(&Status::new(why.code(), why.to_string()));
         }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::FlowControl;
 use portico_net::memory::Reservation;
-use portico_tunnel::connection::Activity;
+use portico_tunnel::connection::{Activity, LastSeen};
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -46,7 +46,7 @@ const MAX_CONTROL: usize = 32 * 1024;
 const CONTROL_BYTES: usize = 128;
 
 /// How long a control packet may wait for an agent that takes nothing, give or take a look: a dial in the
-/// usual time. It costs each dial that time otherwise, for as long as it is there.
+/// usual time. It costs each dial its share of that time otherwise, for as long as it is there.
 const UNTAKEN: Duration = Duration::from_secs(30);
 
 /// Between two looks at such an agent.
@@ -141,7 +141,7 @@ pub(crate) struct Backend {
     pub(crate) version: Box<str>,
     pub(crate) is_native: bool,
     pub(crate) since: Instant,
-    activity: Arc<Activity>,
+    seen: Arc<LastSeen>,
     draining: AtomicBool,
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
@@ -193,7 +193,7 @@ impl Backend {
     pub(crate) fn new(
         authenticated: Authenticated,
         receiver: &mut Receiver,
-        activity: &Arc<Activity>,
+        activity: &Activity,
         shared: &Arc<Shared>,
     ) -> (Arc<Self>, Outgoing) {
         let Authenticated { agent, identifiers, peer, version, is_native } = authenticated;
@@ -206,7 +206,7 @@ impl Backend {
             version,
             is_native,
             since: Instant::now(),
-            activity: Arc::clone(activity),
+            seen: Arc::clone(activity.last_seen()),
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
@@ -272,7 +272,7 @@ impl Backend {
 
     /// How long ago a look at the connection last found that the agent had sent something.
     pub(crate) fn last_seen(&self) -> Duration {
-        self.activity.last_seen()
+        self.seen.elapsed()
     }
 
     /// Dials that wait for the agent.

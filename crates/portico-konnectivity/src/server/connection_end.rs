@@ -38,7 +38,7 @@ impl ConnectionEnd {
 
     /// The word for metrics and the log.
     #[must_use]
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn each_end_has_its_own_counter_and_word() {
         for (index, (end, word)) in ConnectionEnd::ALL.into_iter().enumerate() {
-            assert_eq!((end as usize, end.word()), (index, word));
+            assert_eq!((end as usize, end.as_str()), (index, word));
         }
     }
 }

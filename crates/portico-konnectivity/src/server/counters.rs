@@ -56,7 +56,7 @@ impl Segment {
 
     /// The word for metrics.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::FromClient => "from_client",
             Self::ToClient => "to_client",

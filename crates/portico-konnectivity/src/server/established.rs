@@ -63,7 +63,7 @@ impl Drop for Established {
         self.shared.counters.ended(self.end, age);
         let (up, down) = (self.record.up.load(Relaxed), self.record.down.load(Relaxed));
         let (address, agent) = (&self.record.address, &self.record.backend.agent);
-        let end = self.end.word();
+        let end = self.end.as_str();
         tracing::debug!(dst.addr = %address, %agent, end, ?age, up, down, "connection ended");
     }
 }

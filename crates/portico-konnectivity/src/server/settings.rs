@@ -43,7 +43,7 @@ pub(crate) const MAX_UNAUTHENTICATED: u32 = 1_024;
 /// The same of frontends that have not asked for anything. kube-apiserver asks at once, on each.
 pub(crate) const MAX_IDLE_FRONTENDS: u32 = 1_024;
 
-/// Bytes that are read of a peer's TLS handshake: a chain of ten large certificates, and the rest.
+/// Bytes that are read of a peer's TLS handshake: a chain of large certificates, and the rest.
 pub(crate) const TLS_HANDSHAKE: usize = 20 * 1024;
 
 /// Settings of a server.
@@ -59,7 +59,7 @@ pub struct Settings {
     pub strategies: Vec<Strategy>,
     /// Whether `cidr=` identifiers route.
     pub route_cidr: bool,
-    /// How long an agent may take to answer a dial.
+    /// How long a dial may take, by up to three agents.
     pub dial_timeout: Duration,
     /// Bytes of one connection that wait for a frontend that does not read.
     pub connection_buffer: usize,

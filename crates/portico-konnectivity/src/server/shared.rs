@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use portico_api::text::printable;
 use portico_net::MemoryBudget;
@@ -14,7 +15,7 @@ use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::authentication::Refusal;
 use super::backend::{Backend, DialIds, DialLost, Opened};
@@ -25,9 +26,11 @@ use super::settings::{MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
 use crate::streams::NO_ROOM;
 
 /// Agents that are asked for one connection, one after the other, if they are lost meanwhile, have no room,
-/// or do not answer within their share of the time. The last fit one has all that is left. By default a share
-/// is 10 s, and an agent's own limit is 5 s.
+/// or do not answer within their share of the time that is left. The last fit one has all of it.
 const AGENTS_TRIED: u32 = 3;
+
+/// Least share of the time: an agent itself gives up after five seconds, and says why.
+const LEAST_SHARE: Duration = Duration::from_secs(6);
 
 /// What all connections share.
 #[derive(Debug)]
@@ -242,18 +245,23 @@ impl Shared {
         if address.len() > address::MAX {
             return Err(DialError::Address);
         }
-        let limit = self.settings.dial_timeout;
+        let deadline = begun + self.settings.dial_timeout;
         let host = address::host(address);
         let mut tried: Vec<Arc<Backend>> = Vec::new();
         let mut error = DialError::NoAgent;
-        for number in 1..=AGENTS_TRIED {
+        for number in 0..AGENTS_TRIED {
+            let left = deadline - Instant::now();
+            if number > 0 && left.is_zero() {
+                break;
+            }
             let picked = self.registry().pick(host, random(), &tried);
             let Some(backend) = picked else { break };
             tried.push(Arc::clone(&backend));
             let mut dial = pin!(backend.dial(address));
-            let mut answer = timeout_at(begun + limit / AGENTS_TRIED * number, dial.as_mut()).await;
+            let share = LEAST_SHARE.max(left / (AGENTS_TRIED - number));
+            let mut answer = timeout(share.min(left), dial.as_mut()).await;
             if answer.is_err() && self.registry().pick(host, 0, &tried).is_none() {
-                answer = timeout_at(begun + limit, dial).await;
+                answer = timeout_at(deadline, dial).await;
             }
             match answer {
                 Err(_) => error = DialError::Timeout,

@@ -161,7 +161,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     let started = Instant::now();
     let done = match (ends, hosted) {
         (true, _) => context.delete(cluster, &served).await,
-        (false, true) => context.keep(cluster, &served).await,
+        (false, true) => context.reconcile(cluster, &served).await,
         (false, false) => context.no_longer(cluster, &served).await,
     };
     context.counters.passed(started.elapsed());
@@ -199,7 +199,7 @@ fn unreadable(served: &Served<Cluster>) -> Option<State> {
 
 impl Context {
     /// One pass. Returns when to look again without any change.
-    async fn keep(
+    async fn reconcile(
         &self,
         cluster: &Cluster,
         served: &Served<Cluster>,

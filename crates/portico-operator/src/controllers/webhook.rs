@@ -154,12 +154,12 @@ pub(crate) async fn run(manager: Manager, settings: WebhookSettings, services: S
     };
     tokio::select! {
         never = server::serve(listener, served, reviewer) => match never {},
-        () = keep(&context, triggers, &serving) => {}
+        () = supervise(&context, triggers, &serving) => {}
     }
 }
 
 /// Keeps certificate and configuration as they should be, for ever, and serves the certificate.
-async fn keep(
+async fn supervise(
     context: &Context,
     mut triggers: BoxStreams,
     serving: &channel::Sender<Option<Arc<ServerConfig>>>,

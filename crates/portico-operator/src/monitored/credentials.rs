@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use portico_dial::{AnyCertificate, provider};
+use portico_dial::{AnyCertificate, provider, server_verifier};
 use portico_pki::{Credential, Kubeconfig};
 use tokio_rustls::rustls::client::Resumption;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -48,7 +48,9 @@ impl Credentials {
             config.resumption = Resumption::disabled();
             Ok::<_, String>(Arc::new(config))
         };
-        let verified = builder()?.with_root_certificates(roots).with_client_auth_cert(chain.clone(), key()?);
+        let verifier = server_verifier(roots).map_err(|error| text("its authority", &error))?;
+        let verified = builder()?.dangerous().with_custom_certificate_verifier(verifier);
+        let verified = verified.with_client_auth_cert(chain.clone(), key()?);
         let any = Arc::new(AnyCertificate::default());
         let unverified = builder()?.dangerous().with_custom_certificate_verifier(any);
         let unverified = unverified.with_client_auth_cert(chain, key()?);

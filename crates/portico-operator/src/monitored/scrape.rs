@@ -68,7 +68,7 @@ fn hint(status: StatusCode) -> &'static str {
 
 impl ScrapeError {
     /// One word, for the counter.
-    const fn word(&self) -> &'static str {
+    const fn as_str(&self) -> &'static str {
         match self {
             Self::Late => "late",
             Self::NoCredentials => "no_credentials",
@@ -158,7 +158,7 @@ impl Scraper {
                 self.counts.kept.fetch_add(kept.len() as u64, Relaxed);
                 "ok"
             }
-            Err(error) => error.word(),
+            Err(error) => error.as_str(),
         };
         scraped
     }

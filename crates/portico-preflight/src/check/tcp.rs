@@ -64,7 +64,7 @@ pub(super) async fn listen(stream: &mut TcpStream, limit: Duration) -> io::Resul
     let banner = match timeout(limit, hear).await {
         // It waits for us.
         Err(_) => None,
-        Ok(heard) => heard?,
+        Ok(response) => response?,
     };
     Ok(banner.map(|banner| Responder { ahead_millis: banner.unix_millis - unix_millis(), banner }))
 }

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::fmt::rfc2822::DateTimeParser;
 use portico_api::text::one_line;
-use portico_dial::{AnyCertificate, ConnectAnyError, DialError, Dialer, Socket, Target, provider};
+use portico_dial::{
+    AnyCertificate, ConnectAnyError, DialError, Dialer, Socket, Target, check_chain, provider,
+};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -265,6 +267,7 @@ impl ServerCertVerifier for Recorder {
         let chain = std::iter::once(end_entity).chain(intermediates);
         *self.presented.lock().unwrap_or_else(PoisonError::into_inner) =
             chain.map(|certificate| certificate.clone().into_owned()).collect();
+        check_chain(intermediates)?;
         self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
     }
 

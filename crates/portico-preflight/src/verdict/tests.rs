@@ -49,7 +49,7 @@ const TIMED_OUT: Observation = Observation::TimedOut { millis: 3500 };
 fn a_silent_datagram_is_a_firewall_only_where_something_would_have_returned_it() {
     let udp = || planned(Direction::Out, Transport::Udp(8472));
     let alone = verdict(udp(), TIMED_OUT, &[]);
-    assert_eq!(alone.status, Status::Unproven);
+    assert_eq!(alone.status, Status::Inconclusive);
     assert!(alone.remedy.unwrap().what.contains("--listen"));
     let beside = verdict(udp(), TIMED_OUT, &[responder(&[])]);
     assert_eq!(beside.status, Status::Failed);
@@ -59,17 +59,17 @@ fn a_silent_datagram_is_a_firewall_only_where_something_would_have_returned_it()
     let finding = judge(&[udp()], &[Outcome::of(TIMED_OUT)], &expected).remove(0);
     assert_eq!(finding.status, Status::Failed);
     let silent = verdict(udp(), TIMED_OUT, &[responder(&[Transport::Udp(8472)])]);
-    assert_eq!(silent.status, Status::Unproven);
+    assert_eq!(silent.status, Status::Inconclusive);
     assert!(silent.remedy.unwrap().what.contains("NET_RAW"));
 }
 
 #[test]
 fn a_refusal_is_an_idle_port_unless_a_responder_has_it_or_another_machine_sent_it() {
     let tcp = || planned(Direction::Out, Transport::Tcp(179));
-    assert_eq!(verdict(tcp(), Observation::Refused { by: None }, &[]).status, Status::Unproven);
+    assert_eq!(verdict(tcp(), Observation::Refused { by: None }, &[]).status, Status::Inconclusive);
     assert_eq!(verdict(tcp(), Observation::Refused { by: None }, &[responder(&[])]).status, Status::Failed);
     let by = |address: &str| Observation::Refused { by: address.parse().ok() };
-    assert_eq!(verdict(tcp(), by(PEER), &[]).status, Status::Unproven);
+    assert_eq!(verdict(tcp(), by(PEER), &[]).status, Status::Inconclusive);
     let rejected = verdict(tcp(), by("10.0.9.1"), &[]);
     assert_eq!(rejected.status, Status::Failed);
     assert_eq!(rejected.remedy.unwrap().who, "the firewall on 10.0.9.1, which rejects");
@@ -153,7 +153,7 @@ fn what_this_machine_cannot_answer_is_no_finding_about_the_way_back() {
     let silent_here = BTreeSet::from([Transport::Udp(8472)]);
     let expected = Expectations { silent_here, ..Expectations::default() };
     let finding = judge(&[back], &[Outcome::of(TIMED_OUT)], &expected).remove(0);
-    assert_eq!(finding.status, Status::Unproven);
+    assert_eq!(finding.status, Status::Inconclusive);
     assert_eq!(finding.remedy.unwrap().who, "the owner of this machine");
 }
 
@@ -161,7 +161,7 @@ fn what_this_machine_cannot_answer_is_no_finding_about_the_way_back() {
 fn a_way_back_that_nobody_could_be_asked_for_follows_from_the_flow_that_fails() {
     let back = || planned(Direction::In, Transport::Udp(8472));
     let not_tried = || Observation::not_tried("no responder answers there");
-    assert_eq!(verdict(back(), not_tried(), &[]).status, Status::Unproven);
+    assert_eq!(verdict(back(), not_tried(), &[]).status, Status::Inconclusive);
     let fails = (planned(Direction::Out, Transport::Tcp(10250)), Outcome::of(TIMED_OUT));
     assert_eq!(verdict(back(), not_tried(), &[fails]).status, Status::Skipped);
 }

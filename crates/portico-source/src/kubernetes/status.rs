@@ -93,7 +93,7 @@ impl WatchState {
     pub const ALL: [Self; 3] = [Self::Listing, Self::Watching, Self::Failing];
 
     /// The state in one word.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Listing => "listing",
             Self::Watching => "watching",

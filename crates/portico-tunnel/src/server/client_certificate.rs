@@ -25,7 +25,7 @@ use super::client_ca::{Authorities, Ca, ClientCas, List, TenantPattern, verifies
 use super::identity::tenant_of;
 use super::x509::{at, shown};
 
-/// Longest chain of a client, in bytes: ten large certificates. It is kept as long as the connection, for
+/// Longest chain of a client, in bytes: more than five CAs take. It is kept as long as the connection, for
 /// revocations.
 pub(super) const LONGEST_CHAIN: usize = 16 * 1024;
 

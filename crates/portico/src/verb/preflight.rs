@@ -31,7 +31,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     }
     let findings = daemon::run(check(flags, &plan))?;
     print(&report::render(flags.output, &findings)?)?;
-    let is_no = |status| matches!(status, Status::Failed | Status::Unproven);
+    let is_no = |status| matches!(status, Status::Failed | Status::Inconclusive);
     Ok(if findings.iter().any(|finding| is_no(finding.status)) { Outcome::No } else { Outcome::Done })
 }
 

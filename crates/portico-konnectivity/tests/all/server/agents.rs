@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Mode, Strategy};
+use portico_lab::clock::Clock;
 use portico_wire::konnectivity::{Code, ConnectId, Packet};
 use tokio::time::timeout;
 
@@ -100,9 +101,12 @@ async fn an_agent_that_drains_gets_no_more_dials_and_keeps_what_it_has() {
 
 #[tokio::test]
 async fn an_agent_that_only_answers_ping_is_seen() {
-    let rig = Rig::with(Mode::Grpc, |settings| settings.keepalive = Duration::from_millis(100)).await;
+    let rig = Rig::start(Mode::Grpc).await;
     let _agent = rig.agent("a").await;
-    until(|| rig.status.agents().iter().any(|agent| agent.last_seen < agent.age / 2)).await;
+    // A look after 30 s, PING after 60, and a look at its answer after 80.
+    Clock::new().pass(Duration::from_secs(100)).await;
+    let [agent] = &rig.status.agents()[..] else { panic!("it is gone") };
+    assert!(agent.last_seen < Duration::from_secs(50), "{agent:?}");
 }
 
 #[tokio::test]

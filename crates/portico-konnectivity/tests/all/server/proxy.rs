@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use portico_konnectivity::server::Mode;
+use portico_lab::clock::Clock;
 use portico_wire::konnectivity::{ConnectId, DialId, Packet};
+use tokio::time::Instant;
 
 use super::support::*;
 
@@ -156,16 +158,18 @@ async fn a_dial_whose_agent_is_lost_goes_to_the_next() {
 
 #[tokio::test]
 async fn a_dial_that_an_agent_does_not_answer_goes_to_the_next_in_time() {
-    // Each of three agents would have two seconds.
-    let rig = Rig::with(Mode::Grpc, |settings| settings.dial_timeout = Duration::from_secs(6)).await;
+    let rig = Rig::start(Mode::Grpc).await;
     let (mut a, mut b, mut frontend) = (rig.agent("a").await, rig.agent("b").await, rig.proxy().await);
     frontend.asks("node:10250", 77).await;
     let (dial, mut silent, mut other) = tokio::select! {
         dial = a.asked("node:10250") => (dial, a, b),
         dial = b.asked("node:10250") => (dial, b, a),
     };
-    other.accepts("node:10250", 5).await;
-    assert!(matches!(frontend.packet().await, Packet::DialResponse { dial: DialId(77), result: Ok(_) }));
+    let (clock, begun) = (Clock::new(), Instant::now());
+    clock.by(other.accepts("node:10250", 5)).await;
+    assert_eq!(begun.elapsed().as_secs(), 10, "a third of the time");
+    let answer = clock.by(frontend.packet()).await;
+    assert!(matches!(answer, Packet::DialResponse { dial: DialId(77), result: Ok(_) }));
     assert_eq!(silent.stream.packet().await, Packet::CloseDial(dial), "it need not go on");
 }
 

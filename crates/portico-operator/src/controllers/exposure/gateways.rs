@@ -128,7 +128,7 @@ fn of_doors(listing: &[u8], cluster: &str, kinds: &BTreeSet<ListenerKind>) -> Re
     let of_cluster = of_cluster.ok_or("it does not know the cluster yet")?;
     let mut counted = Counted { since: of_cluster.since, ..Counted::default() };
     for door in of_cluster.doors {
-        let is_of_door = |kind: &ListenerKind| door["listener"] == kind.word();
+        let is_of_door = |kind: &ListenerKind| door["listener"] == kind.as_str();
         if !kinds.iter().any(is_of_door) {
             continue;
         }

@@ -176,7 +176,7 @@ impl Context {
         });
         let look_up = |host: &str| self.resolver.answer(cluster_name, host, Instant::now());
         let [first, second] = hosts.map(|host| host.map(look_up));
-        self.resolver.keep(cluster_name, |name| hosts.contains(&Some(name)));
+        self.resolver.retain_names(cluster_name, |name| hosts.contains(&Some(name)));
         if let Some(second) = second {
             (found.second_dns_error, found.second_resolved) = (second.error, second.addresses);
             if found.second_resolved.is_empty() {

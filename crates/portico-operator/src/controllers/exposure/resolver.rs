@@ -97,7 +97,7 @@ impl Resolver {
     }
 
     /// Forgets the names that `cluster` has no longer.
-    pub(super) fn keep(&self, cluster: &str, is_kept: impl Fn(&str) -> bool) {
+    pub(super) fn retain_names(&self, cluster: &str, is_kept: impl Fn(&str) -> bool) {
         if let Some(entries) = lock(&self.names).get_mut(cluster) {
             entries.retain(|entry| is_kept(&entry.name));
         }
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(changes.recv().await.as_deref(), Some("a"));
         assert!(resolver.answer("a", "localhost", now).addresses.iter().any(IpAddr::is_loopback));
         assert_eq!(resolver.answer("a", "localhost.", now), Answer::default(), "another name");
-        resolver.keep("a", |name| name == "localhost");
+        resolver.retain_names("a", |name| name == "localhost");
         assert!(resolver.answer("a", "localhost", now).error.is_none());
         assert!(!resolver.answer("a", "localhost", now).addresses.is_empty(), "the other name was dropped");
         resolver.retain(|cluster| cluster != "a");

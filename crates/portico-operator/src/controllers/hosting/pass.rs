@@ -108,7 +108,7 @@ impl Context {
                 Inputs { scope, node_ports: &node_ports, known: &known, load_balancers, sni_port: 0 };
             pki(&inputs, &doors, layout, self.settings.keys)
         };
-        let reviewed = self.keep_secrets(cluster, &pki, &mut held, used).await?;
+        let reviewed = self.reconcile_secrets(cluster, &pki, &mut held, used).await?;
         let due = self.next(&reviewed, &backoffs);
         if let Some(state) = secrets_state(&reviewed) {
             return Ok(Outcome { state, health: None, due });

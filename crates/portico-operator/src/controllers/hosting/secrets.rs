@@ -96,7 +96,7 @@ impl Context {
 
     /// Writes what is due, but nothing over what somebody else has made, and nothing that rests on what is
     /// lost. `used` is whether the cluster may have been up.
-    pub(super) async fn keep_secrets(
+    pub(super) async fn reconcile_secrets(
         &self,
         cluster: &Cluster,
         pki: &ClusterPki,

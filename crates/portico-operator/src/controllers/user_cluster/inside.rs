@@ -37,7 +37,7 @@ struct Done {
 impl Context {
     /// Makes what is inside the cluster as it should be. `konnectivity` is where that is by the first door,
     /// and by the second.
-    pub(super) async fn keep_inside(
+    pub(super) async fn reconcile_inside(
         &self,
         subject: &Subject,
         kubeconfig: &Kubeconfig,

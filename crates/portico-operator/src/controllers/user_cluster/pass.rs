@@ -149,7 +149,7 @@ impl Context {
         }
         let hosted = self.hosted(subject, &first).await?;
         let tunnel_ca = tunnel_ca.as_deref();
-        let kept = self.keep_inside(subject, &kubeconfig, konnectivity, tunnel_ca, hosted).await;
+        let kept = self.reconcile_inside(subject, &kubeconfig, konnectivity, tunnel_ca, hosted).await;
         self.approve(subject, &kubeconfig, kept.answered).await;
         self.prove(subject, &kubeconfig, konnectivity, &kept, known).await?;
         Ok(kept.readiness)

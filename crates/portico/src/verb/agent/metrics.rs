@@ -137,7 +137,7 @@ fn write_connections(agent: &Agent, out: &mut Families<'_>) -> fmt::Result {
     out.one_gauge("agent_waiting_connections", help, None, totals.waiting.into())?;
     let help = "Bytes held for receivers that have not taken them; --max-held-bytes is the most.";
     out.one_gauge("agent_held_bytes", help, None, agent.shared().memory.held() as u64)?;
-    let refusals = Refusal::WORDS.iter().zip(totals.refusals);
+    let refusals = Refusal::REASONS.iter().zip(totals.refusals);
     let refusals = refusals.map(|(&reason, count)| ([("reason", reason)], count));
     out.counter("agent_refusals", "Connections that were not carried.", None, refusals)?;
     let ends = ENDS.iter().zip(totals.ends);

@@ -70,7 +70,7 @@ fn details(readiness: &mut Readiness, status: &Status) {
         }
     }
     for (file, error) in status.tunnel_files() {
-        let file = file.word();
+        let file = file.as_str();
         readiness.warn(format_args!(
             "file of the tunnel listener ({file}): {error}; what was read before stays in force"
         ));
@@ -90,23 +90,23 @@ fn details(readiness: &mut Readiness, status: &Status) {
 /// While a watch fails, objects stay as they were last seen.
 fn watches(readiness: &mut Readiness, source: &KubernetesStatus) {
     for (kind, watch) in &source.watches {
-        let heard = watch.age().as_secs();
+        let age = watch.age().as_secs();
         match (&watch.error, watch.state) {
             (Some(error), _) => readiness.warn(format_args!(
-                "watch of {kind}: {error}; last heard of {heard} s ago; what was known stays; trying again"
+                "watch of {kind}: {error}; last heard of {age} s ago; what was known stays; trying again"
             )),
             (None, WatchState::Listing) => {
-                readiness.missing(format_args!("watch of {kind}: not listed yet, for {heard} s"));
+                readiness.missing(format_args!("watch of {kind}: not listed yet, for {age} s"));
             }
             (None, _) => {
-                readiness.fine(format_args!("watch of {kind}: listed, and watched; heard of {heard} s ago"));
+                readiness.fine(format_args!("watch of {kind}: listed, and watched; heard of {age} s ago"));
             }
         }
     }
     let from = source.clusters_from;
     match from {
         ClustersFrom::Auto => readiness.missing("what clusters allow comes from: not known yet"),
-        _ => readiness.fine(format_args!("what clusters allow comes from: {}", from.word())),
+        _ => readiness.fine(format_args!("what clusters allow comes from: {}", from.as_str())),
     }
     if let Some(lacking) = source.lacks {
         readiness.missing(lacking.remedy());

@@ -82,7 +82,7 @@ impl GatewayMetrics {
         let states = watches().flat_map(|(kind, watch)| {
             let of_kind = WatchState::ALL.into_iter();
             of_kind.map(move |state| {
-                ([("kind", kind), ("state", state.word())], u64::from(watch.state == state))
+                ([("kind", kind), ("state", state.as_str())], u64::from(watch.state == state))
             })
         });
         out.gauge("source_watch_state", "1 for the state of the watch of this kind.", None, states)?;
@@ -96,7 +96,7 @@ impl GatewayMetrics {
             "source_clusters_from",
             "1 for where it comes from what a cluster allows; auto while that is not known.",
             None,
-            [([("source", source.clusters_from.word())], 1u64)],
+            [([("source", source.clusters_from.as_str())], 1u64)],
         )
     }
 
@@ -121,7 +121,7 @@ impl GatewayMetrics {
         out.one_gauge("tunnel_unproven_connections", help, None, u64::from(identities.unauthenticated()))?;
         let failed = self.status.tunnel_files();
         let files =
-            TunnelFile::ALL.map(|file| ([("file", file.word())], u64::from(failed.contains_key(&file))));
+            TunnelFile::ALL.map(|file| ([("file", file.as_str())], u64::from(failed.contains_key(&file))));
         let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before \
                     stays in force.";
         out.gauge("tunnel_files_failed", help, None, files)?;
@@ -136,7 +136,7 @@ impl GatewayMetrics {
         out.gauge("tunnel_revocation_list_next_update_seconds", help, None, lists)?;
         let outcomes = identities.outcomes();
         let authentications = Method::ALL.into_iter().zip(outcomes).flat_map(|(method, counts)| {
-            let label = ("method", method.word());
+            let label = ("method", method.as_str());
             OUTCOMES
                 .into_iter()
                 .zip(counts)
@@ -234,7 +234,7 @@ impl GatewayMetrics {
         let doors = each().flat_map(|([cluster], now)| {
             // A kind by which nothing ever came is left out, as are reasons below.
             let used = ListenerKind::ALL.into_iter().zip(now.doors).filter(|(_, door)| door.opened > 0);
-            used.map(move |(listener, door)| ([cluster, ("listener", listener.word())], door))
+            used.map(move |(listener, door)| ([cluster, ("listener", listener.as_str())], door))
         });
         let doors: Vec<_> = doors.collect();
         out.gauge(
@@ -366,10 +366,10 @@ fn write_totals(gateway: &Gateway, out: &mut Families<'_>) -> fmt::Result {
     let refusals = Refusal::ALL
         .iter()
         .zip(totals.refusals)
-        .map(|(refusal, count)| ([("reason", refusal.reason()), ("side", refusal.side().word())], count));
+        .map(|(refusal, count)| ([("reason", refusal.reason()), ("side", refusal.side().as_str())], count));
     out.counter("refusals", "Clients refused, whether or not their cluster is known.", None, refusals)?;
     let ends = End::ALL.iter().zip(totals.ends);
-    let ends = ends.map(|(end, count)| ([("reason", end.reason()), ("side", end.side().word())], count));
+    let ends = ends.map(|(end, count)| ([("reason", end.reason()), ("side", end.side().as_str())], count));
     out.counter(
         "ended_connections",
         "Connections and tunnel streams that ended, by reason and side.",

@@ -29,7 +29,7 @@ impl TunnelFile {
     pub(crate) const ALL: [Self; 3] = [Self::Certificate, Self::ClientCa, Self::Tokens];
 
     /// The word for metrics.
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Certificate => "certificate",
             Self::ClientCa => "client_ca",
@@ -74,7 +74,7 @@ pub(crate) async fn follow(gateway: &Gateway, status: &Status) -> Infallible {
 
 /// Says what came of reading a file again; true if its new content is in force.
 fn note(status: &Status, file: TunnelFile, outcome: Result<bool, impl Display>) -> bool {
-    let word = file.word();
+    let word = file.as_str();
     let (changed, error) = match outcome {
         Ok(changed) => (changed, None),
         Err(error) => (false, Some(error.to_string())),

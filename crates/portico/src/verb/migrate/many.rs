@@ -196,7 +196,7 @@ impl Run<'_> {
             seen = progress_of_all(&selection, target);
         }
         let gone = waves.ordered().filter(|name| !selection.contains_key(*name)).map(gone);
-        let left = selection.iter().map(|(name, found)| row(name, &Standing::of(found, target), &waves));
+        let left = selection.iter().map(|(name, found)| row(name, &EndState::of(found, target), &waves));
         let rows: Vec<Row> = left.chain(gone).collect();
         self.report(&rows, settled_of(&seen).len(), waves.is_over(&seen))
     }
@@ -299,7 +299,7 @@ fn introduction(seen: &AllProgress, target: ExposeStrategy, most: usize) -> Stri
 }
 
 /// How a cluster stands towards the strategy when the waves are over.
-struct Standing {
+struct EndState {
     progress: Progress,
     /// What its Cluster asks for.
     wanted: Option<ExposeStrategy>,
@@ -307,7 +307,7 @@ struct Standing {
     says: String,
 }
 
-impl Standing {
+impl EndState {
     fn of(found: &Found, target: ExposeStrategy) -> Self {
         let wanted = found.now().map(|now| found.wanted(now));
         Self { progress: found.progress(target), wanted, says: describe(found) }
@@ -315,13 +315,13 @@ impl Standing {
 }
 
 /// What became of a cluster in waves.
-fn row(name: &str, standing: &Standing, waves: &Waves) -> Row {
+fn row(name: &str, end: &EndState, waves: &Waves) -> Row {
     let row = |what: &str, why: String| [name.to_owned(), what.to_owned(), why];
-    let says = &standing.says;
-    match (standing.progress, waves.tried(name)) {
+    let says = &end.says;
+    match (end.progress, waves.tried(name)) {
         (Progress::There, _) => row("settled", String::new()),
         (_, Some(Tried::Ordered)) => row(WAITING, says.clone()),
-        (_, Some(Tried::WentBack)) => row("went back", standing.wanted.map(written).unwrap_or_default()),
+        (_, Some(Tried::WentBack)) => row("went back", end.wanted.map(written).unwrap_or_default()),
         (_, Some(tried)) => said(name, tried),
         (Progress::Elsewhere, None) => row(WAITING, format!("another change: {says}")),
         (_, None) if waves.is_stopped() => row("not begun", WENT_WRONG.to_owned()),
@@ -360,8 +360,8 @@ mod tests {
         waves.note("ordered", Tried::Ordered);
         waves.note("skipped", Tried::Skipped("it is paused".to_owned()));
         let row = |name: &str, progress: Progress, wanted: ExposeStrategy, waves: &Waves| {
-            let standing = Standing { progress, wanted: Some(wanted), says: "Opening      text".to_owned() };
-            let [_, what, why] = row(name, &standing, waves);
+            let end = EndState { progress, wanted: Some(wanted), says: "Opening      text".to_owned() };
+            let [_, what, why] = row(name, &end, waves);
             format!("{what}: {why}")
         };
         assert_eq!(row("ordered", Progress::UnderWay, Tunneling, &waves), "waiting: Opening      text");

@@ -20,7 +20,7 @@ pub(super) fn render(format: Format, findings: &[Finding]) -> anyhow::Result<Str
 fn word(status: Status) -> &'static str {
     match status {
         Status::Failed => "failed",
-        Status::Unproven => "unproven",
+        Status::Inconclusive => "unproven",
         Status::Skipped => "skipped",
         Status::Note => "note",
         Status::Passed => "passed",
@@ -76,7 +76,7 @@ fn remedies(text: &mut String, findings: &[Finding]) {
 fn summary(text: &mut String, findings: &[Finding]) {
     let count = |status| findings.iter().filter(|finding| finding.status == status).count();
     let (failed, unproven, skipped) =
-        (count(Status::Failed), count(Status::Unproven), count(Status::Skipped));
+        (count(Status::Failed), count(Status::Inconclusive), count(Status::Skipped));
     let _ = writeln!(
         text,
         "\n{} passed, {failed} failed, {unproven} unproven, {skipped} skipped.",
@@ -100,7 +100,7 @@ fn junit(findings: &[Finding]) -> String {
             "  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" skipped=\"{}\">",
             escaped(row),
             findings.len(),
-            of(&[Status::Failed, Status::Unproven]),
+            of(&[Status::Failed, Status::Inconclusive]),
             of(&[Status::Skipped])
         );
         findings.iter().for_each(|finding| case(&mut text, finding));
@@ -119,7 +119,7 @@ fn case(text: &mut String, finding: &Finding) {
     let _ = match finding.status {
         Status::Passed | Status::Note => writeln!(text, "><system-out>{seen}</system-out></testcase>"),
         Status::Skipped => writeln!(text, "><skipped message=\"{seen}\"/></testcase>"),
-        Status::Failed | Status::Unproven => {
+        Status::Failed | Status::Inconclusive => {
             let remedy = finding.remedy.as_ref().map(|remedy| format!("{}: {}", remedy.who, remedy.what));
             writeln!(
                 text,

@@ -109,7 +109,7 @@ pub(super) struct AgentFlags {
     /// How an agent is chosen: destHost, defaultRoute, default; the first that has one wins
     #[arg(long, value_name = "LIST", default_value = "default", value_parser = strategies)]
     pub(super) proxy_strategies: Strategies,
-    /// How long an agent may take to answer a dial [default: 30s; upstream: no limit]
+    /// How long a dial may take, by up to three agents [default: 30s; upstream: no limit]
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = time, hide_default_value = true)]
     pub(super) backend_dial_timeout: Duration,
     /// Oldest version of TLS, on both ports: VersionTLS12 or VersionTLS13

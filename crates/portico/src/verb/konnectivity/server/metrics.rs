@@ -118,12 +118,12 @@ fn write_times(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
 fn write_streams(counters: &Counters, out: &mut Families<'_>) -> fmt::Result {
     let packets = counters.packets().filter(|(_, _, count)| *count > 0);
     let packets =
-        packets.map(|(segment, kind, count)| ([("segment", segment.word()), ("packet_type", kind)], count));
+        packets.map(|(segment, kind, count)| ([("segment", segment.as_str()), ("packet_type", kind)], count));
     let help = "Count of packets processed, by segment and packet type (example: from_client, DIAL_REQ)";
     out.counter("konnectivity_network_proxy_server_stream_packets", help, None, packets)?;
     let errors = counters.stream_errors().filter(|(_, _, _, count)| *count > 0);
     let errors = errors.map(|(segment, code, kind, count)| {
-        ([("segment", segment.word()), ("code", code), ("packet_type", kind)], count)
+        ([("segment", segment.as_str()), ("code", code), ("packet_type", kind)], count)
     });
     let help = "Count of gRPC stream errors, by segment, grpc Code, packet type. (example: from_agent, \
                 Code.Unavailable, DIAL_RSP)";

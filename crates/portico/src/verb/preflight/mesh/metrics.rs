@@ -40,7 +40,7 @@ impl Collector for MeshMetrics {
                 Status::Passed => "passed",
                 Status::Failed => "failed",
                 // What is reported to nobody, and what is no flow.
-                Status::Unproven | Status::Skipped | Status::Note => "unproven",
+                Status::Inconclusive | Status::Skipped | Status::Note => "unproven",
             };
             *counts.entry((finding.row.id, finding.check, word)).or_default() += 1;
         }
