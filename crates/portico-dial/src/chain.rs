@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::VerifierBuilderError;
 use rustls::{CertificateError, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme};
 use thiserror::Error;
 
@@ -37,9 +38,11 @@ pub fn check_chain(intermediates: &[CertificateDer<'_>]) -> Result<(), rustls::E
 }
 
 /// Verifies servers as rustls does with these roots, unless their chain is too long to be searched.
-pub fn server_verifier(roots: RootCertStore) -> Result<Arc<dyn ServerCertVerifier>, rustls::Error> {
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build();
-    let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+/// Fails without any root.
+pub fn server_verifier(
+    roots: impl Into<Arc<RootCertStore>>,
+) -> Result<Arc<dyn ServerCertVerifier>, VerifierBuilderError> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider()).build()?;
     Ok(Arc::new(ShortChains(verifier)))
 }
 

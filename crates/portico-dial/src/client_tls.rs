@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use portico_net::ReadAhead;
+use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::VerifierBuilderError;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::chain::check_chain;
+use crate::chain::server_verifier;
 use crate::pem::{self, PemFileError};
 use crate::provider::{TLS_BUFFER, provider};
 use crate::socket::{Route, Socket};
@@ -98,7 +98,7 @@ struct Contents {
 #[derive(Debug)]
 struct Current {
     config: ClientConfig,
-    verifier: Arc<WebPkiServerVerifier>,
+    verifier: Arc<dyn ServerCertVerifier>,
 }
 
 /// Why the files are no configuration. The one in force, if any, stays.
@@ -279,7 +279,7 @@ impl ClientTls {
 /// rustls drops.
 #[derive(Debug)]
 struct Recorder {
-    verifier: Arc<WebPkiServerVerifier>,
+    verifier: Arc<dyn ServerCertVerifier>,
     answered: AtomicBool,
     leaf: OnceLock<CertificateDer<'static>>,
 }
@@ -294,10 +294,8 @@ impl ServerCertVerifier for Recorder {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         self.answered.store(true, Relaxed);
-        check_chain(intermediates)
-            .and_then(|()| {
-                self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-            })
+        self.verifier
+            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
             .inspect_err(|_| {
                 // There is one leaf in a handshake.
                 let _ = self.leaf.set(end_entity.clone().into_owned());
@@ -343,12 +341,12 @@ fn configure(files: &Files, contents: &Contents, peer: &Peer) -> Result<Current,
         (Some(path), Some(pem)) => roots_of(path, pem)?,
         _ => system_roots()?,
     };
-    let verifier =
-        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build()?;
+    let verifier = server_verifier(roots)?;
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(ClientTlsError::Library)?
-        .with_webpki_verifier(Arc::clone(&verifier));
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(&verifier));
     let mut config = match (&files.pair, &contents.pair) {
         (Some((certificate, key)), Some((chain, secret))) => {
             let chain = pem::certificates(certificate, chain)?;

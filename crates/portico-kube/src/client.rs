@@ -182,12 +182,12 @@ fn tls<T>(config: &Config, tcp: T) -> kube::Result<HttpsConnector<T>> {
     // The file of a pod's own API server is read again by kube's verifier.
     if let (Some(cas), None, false) = (&config.root_cert, &config.root_cert_file, config.accept_invalid_certs)
     {
-        let failed = |error| kube::Error::Service(Box::new(error));
         let mut roots = RootCertStore::empty();
         for ca in cas {
-            roots.add(ca.clone().into()).map_err(failed)?;
+            roots.add(ca.clone().into()).map_err(|error| kube::Error::Service(Box::new(error)))?;
         }
-        settings.dangerous().set_certificate_verifier(server_verifier(roots).map_err(failed)?);
+        let verifier = server_verifier(roots).map_err(|error| kube::Error::Service(Box::new(error)))?;
+        settings.dangerous().set_certificate_verifier(verifier);
     }
     let builder = HttpsConnectorBuilder::new().with_tls_config(settings).https_or_http();
     let builder = match &config.tls_server_name {

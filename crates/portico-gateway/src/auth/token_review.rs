@@ -99,10 +99,11 @@ fn trusting(ca: &ApiServerCa) -> Result<ClientConfig, rustls::Error> {
     for certificate in ca.certificates() {
         roots.add(certificate.clone())?;
     }
+    let verifier = server_verifier(roots).map_err(|error| rustls::Error::General(error.to_string()))?;
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
         .dangerous()
-        .with_custom_certificate_verifier(server_verifier(roots)?)
+        .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     // A connection carries one review: there is nothing to resume.
     config.resumption = rustls::client::Resumption::disabled();

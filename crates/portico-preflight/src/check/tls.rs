@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::fmt::rfc2822::DateTimeParser;
 use portico_api::text::one_line;
 use portico_dial::{
-    AnyCertificate, ConnectAnyError, DialError, Dialer, Socket, Target, check_chain, provider,
+    AnyCertificate, ConnectAnyError, DialError, Dialer, Socket, Target, provider, server_verifier,
 };
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -210,8 +209,8 @@ impl Recorder {
         let verifier: Arc<dyn ServerCertVerifier> = match trust {
             Trust::Any => Arc::new(AnyCertificate::default()),
             Trust::Roots(roots) => {
-                let builder = WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), provider());
-                builder.build().map_err(|error| format!("no CA to verify with: {error}"))?
+                let verifier = server_verifier(Arc::clone(roots));
+                verifier.map_err(|error| format!("no CA to verify with: {error}"))?
             }
         };
         Ok(Self { verifier, presented: Mutex::default() })
@@ -267,7 +266,6 @@ impl ServerCertVerifier for Recorder {
         let chain = std::iter::once(end_entity).chain(intermediates);
         *self.presented.lock().unwrap_or_else(PoisonError::into_inner) =
             chain.map(|certificate| certificate.clone().into_owned()).collect();
-        check_chain(intermediates)?;
         self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
     }
 

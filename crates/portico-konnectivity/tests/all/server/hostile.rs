@@ -217,6 +217,16 @@ async fn an_agent_that_is_given_up_is_told_at_once_although_a_connection_of_it_i
     assert_eq!(agent.stream.lies().await, Some(h2::Reason::CANCEL));
 }
 
+/// By tokens that this API server reviews.
+fn by_token(api: kube::Client) -> Authentication {
+    let expected = Expected {
+        namespace: "kube-system".into(),
+        service_account: "konnectivity-agent".into(),
+        audience: "system:konnectivity-server".into(),
+    };
+    Authentication::by_token(api, expected)
+}
+
 #[tokio::test]
 async fn agents_whose_token_is_not_reviewed_in_time_are_told_so() {
     /// Three times as many as are reviewed at once, for five seconds each.
@@ -224,12 +234,7 @@ async fn agents_whose_token_is_not_reviewed_in_time_are_told_so() {
     let silent = tower::service_fn(|_: http::Request<Body>| {
         std::future::pending::<Result<http::Response<Body>, kube::Error>>()
     });
-    let expected = Expected {
-        namespace: "kube-system".into(),
-        service_account: "konnectivity-agent".into(),
-        audience: "system:konnectivity-server".into(),
-    };
-    let authentication = Authentication::by_token(kube::Client::new(silent, "default"), expected);
+    let authentication = by_token(kube::Client::new(silent, "default"));
     let rig = Rig::of(Mode::HttpConnect, authentication, |_| {}).await;
     let mut agents = Vec::new();
     for _ in 0..AGENTS {
@@ -469,12 +474,7 @@ async fn agents_with_made_up_tokens_wait_in_bounded_numbers_and_keep_no_other_ad
             std::future::pending::<Result<http::Response<Body>, kube::Error>>().await
         }
     });
-    let expected = Expected {
-        namespace: "kube-system".into(),
-        service_account: "konnectivity-agent".into(),
-        audience: "system:konnectivity-server".into(),
-    };
-    let authentication = Authentication::by_token(kube::Client::new(silent, "default"), expected);
+    let authentication = by_token(kube::Client::new(silent, "default"));
     let rig = Rig::of(Mode::HttpConnect, authentication, |_| {}).await;
     let connect = async |from: Ipv4Addr, token: String| {
         let socket = TcpSocket::new_v4().unwrap();
