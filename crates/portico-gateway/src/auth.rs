@@ -41,7 +41,7 @@ pub(crate) use token_review::{Answer, review};
 use crate::config::Config;
 use crate::line_limit::TenantLines;
 use crate::outcome::Refusal;
-use changes::Changes;
+use changes::{Affected, Changes};
 use credential::{Evidence, Registry};
 use review::Reviews;
 use verdict::Verdict;
@@ -199,7 +199,7 @@ impl Identities {
 
     /// Has credentials in use checked at once: a CA, a revocation list or the file of tokens has changed.
     pub fn changed(&self) {
-        self.changes.announce();
+        self.changes.announce(Affected::All);
     }
 
     /// Authentications by [`Method::ALL`] and [`OUTCOMES`].

@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use arc_swap::ArcSwap;
 use portico_api::change::Change;
 use portico_api::names::Tenant;
-use portico_routes::route::Front;
-use portico_routes::route::{Backend, BackendId, RouteKey};
+use portico_routes::route::{Backend, BackendId, Endpoints, Front, RouteKey};
 use portico_routes::table::{RouteChange, RouteTable, Update};
 
 use crate::cluster::Cluster;
@@ -33,14 +32,21 @@ pub struct RouteStore {
     clusters: Mutex<Clusters>,
 }
 
-type Upstreams = HashMap<Arc<BackendId>, Arc<Upstream>>;
+/// Upstreams by the Service port that they are.
+#[derive(Debug, Default)]
+struct Upstreams {
+    members: HashMap<Arc<BackendId>, Arc<Upstream>>,
+    /// Upstreams of Services that are gone, with endpoints that have connections open. A Service that is made
+    /// anew finds its endpoints known.
+    unrouted: HashMap<Arc<BackendId>, Arc<Upstream>>,
+}
 
 /// The clusters of the upstreams, by name.
 #[derive(Debug, Default)]
 struct Clusters {
     members: HashMap<Tenant, Member>,
-    /// Clusters without an upstream that have connections open. A Service that is made anew finds them
-    /// counted.
+    /// Clusters without a route: those with connections open are still listed, and a Service that is made
+    /// anew finds these counted.
     unrouted: HashMap<Tenant, Weak<Cluster>>,
 }
 
@@ -86,6 +92,7 @@ impl RouteStore {
     pub fn clusters(&self) -> Vec<Arc<Cluster>> {
         let clusters = lock(&self.clusters);
         let unrouted = clusters.unrouted.values().filter_map(Weak::upgrade);
+        let unrouted = unrouted.filter(|cluster| cluster.is_in_use());
         clusters.members.values().map(|member| Arc::clone(&member.cluster)).chain(unrouted).collect()
     }
 
@@ -96,7 +103,7 @@ impl RouteStore {
 
     /// Every upstream that a route leads to.
     pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
-        lock(&self.upstreams).values().cloned().collect()
+        lock(&self.upstreams).members.values().cloned().collect()
     }
 
     /// Applies what changed.
@@ -114,7 +121,7 @@ impl RouteStore {
                     applied.removed_endpoints.extend(self.remove(&mut upstreams, id));
                 }
                 RouteChange::Route(Change::Apply(route)) => {
-                    let Some(upstream) = upstreams.get(&route.to) else {
+                    let Some(upstream) = upstreams.members.get(&route.to) else {
                         let (key, backend) = (&route.key, &route.to);
                         tracing::error!(%key, %backend, "a route leads to an unknown backend; skipped");
                         continue;
@@ -141,6 +148,7 @@ impl RouteStore {
                 }
             }
         }
+        upstreams.unrouted.retain(|_, upstream| upstream.has_removed_endpoints());
         lock(&self.clusters).unrouted.retain(|_, cluster| cluster.strong_count() > 0);
         self.routes.store(routes);
         applied
@@ -153,7 +161,7 @@ impl RouteStore {
         backend: &Arc<Backend>,
         routes: &mut Arc<Routes>,
     ) -> Vec<Arc<Endpoint>> {
-        let old = upstreams.get(&backend.id).cloned();
+        let old = upstreams.members.get(&backend.id).cloned();
         if let Some(upstream) = &old
             && upstream.cluster.name == backend.policy.tenant
         {
@@ -162,7 +170,14 @@ impl RouteStore {
         }
         let cluster = lock(&self.clusters).join(&backend.policy.tenant, &self.fair_share);
         cluster.set_fair_share(backend.policy.budget.fair_share);
-        let new = Arc::new(Upstream::new(Arc::clone(backend), cluster));
+        let known = upstreams.unrouted.remove(&backend.id);
+        let new = match known.filter(|known| Arc::ptr_eq(&known.cluster, &cluster)) {
+            Some(known) => {
+                known.update(Arc::clone(backend));
+                known
+            }
+            None => Arc::new(Upstream::new(Arc::clone(backend), cluster)),
+        };
         // The Service belongs to another cluster now: rare enough to look at every route.
         let removed = old.map(|old| {
             let targets = Arc::make_mut(routes).targets_mut();
@@ -171,15 +186,18 @@ impl RouteStore {
             }
             self.remove(upstreams, &backend.id)
         });
-        upstreams.insert(Arc::clone(&backend.id), new);
+        upstreams.members.insert(Arc::clone(&backend.id), new);
         removed.unwrap_or_default()
     }
 
     /// Removes an upstream. Returns the endpoints it had.
     fn remove(&self, upstreams: &mut Upstreams, id: &BackendId) -> Vec<Arc<Endpoint>> {
-        let Some(upstream) = upstreams.remove(id) else { return Vec::new() };
+        let Some(upstream) = upstreams.members.remove(id) else { return Vec::new() };
         lock(&self.clusters).leave(&upstream.cluster.name);
-        upstream.endpoints()
+        let without = Backend { endpoints: Endpoints::default(), ..Backend::clone(&upstream.backend()) };
+        let removed = upstream.update(Arc::new(without));
+        upstreams.unrouted.insert(Arc::clone(&upstream.backend().id), upstream);
+        removed
     }
 }
 
@@ -205,8 +223,8 @@ impl Clusters {
         member.upstreams -= 1;
         if member.upstreams == 0
             && let Some((name, Member { cluster, .. })) = self.members.remove_entry(name)
-            && cluster.is_in_use()
         {
+            // Forgotten by the end of the update, unless a connection or an upstream has it.
             self.unrouted.insert(name, Arc::downgrade(&cluster));
         }
     }
@@ -316,6 +334,29 @@ mod tests {
         assert!(
             store.routes().hosts.is_empty() && store.upstreams().is_empty() && store.clusters().is_empty()
         );
+    }
+
+    #[test]
+    fn a_service_that_is_made_anew_finds_the_endpoints_of_its_connections_and_no_others() {
+        let store = store();
+        let backend = expose(&store);
+        let upstream = Arc::clone(store.routes().ports.get(&31000).unwrap());
+        let cluster = Arc::clone(&upstream.cluster);
+        let in_use = Arc::clone(&upstream.endpoints()[0]);
+        drop(upstream);
+        let moves = in_use.moves();
+        apply(&store, vec![RouteChange::Backend(Change::Delete(Arc::clone(&backend.id)))]);
+        assert_ne!(in_use.moves(), moves, "it left");
+        let left = in_use.moves();
+        apply(&store, vec![applied(&backend)]);
+        let again = store.upstreams()[0].endpoints();
+        assert!(Arc::ptr_eq(&again[0], &in_use) && again.len() == 2);
+        assert_ne!(in_use.moves(), left, "it is back, so that its connections stay");
+        assert!(Arc::ptr_eq(&store.clusters()[0], &cluster));
+        apply(&store, vec![RouteChange::Backend(Change::Delete(Arc::clone(&backend.id)))]);
+        drop((again, in_use));
+        apply(&store, Vec::new());
+        assert!(lock(&store.upstreams).unrouted.is_empty());
     }
 
     #[test]

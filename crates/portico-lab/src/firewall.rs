@@ -39,18 +39,25 @@ pub enum Direction {
 pub struct Traffic {
     direction: Direction,
     peer: Option<Ipv4Addr>,
+    pod: Option<Ipv4Addr>,
     port: Option<u16>,
 }
 
 impl Traffic {
     /// All traffic in one direction.
     pub fn all(direction: Direction) -> Traffic {
-        Traffic { direction, peer: None, port: None }
+        Traffic { direction, peer: None, pod: None, port: None }
     }
 
     /// Only from (in) or to (out, through) this address.
     pub fn with(mut self, peer: Ipv4Addr) -> Traffic {
         self.peer = Some(peer);
+        self
+    }
+
+    /// Only from the pod of this address, on its way out.
+    pub fn of_pod(mut self, pod: Ipv4Addr) -> Traffic {
+        self.pod = Some(pod);
         self
     }
 
@@ -128,6 +135,10 @@ fn stopping(traffic: &Traffic, verdict: Verdict) -> String {
         let side = if traffic.direction == Direction::In { "saddr" } else { "daddr" };
         // Writing to a String cannot fail.
         let _ = write!(rule, "ip {side} {peer} ");
+    }
+    // Judged before its address is translated to the host's.
+    if let Some(pod) = traffic.pod {
+        let _ = write!(rule, "ip saddr {pod} ");
     }
     if let Some(port) = traffic.port {
         let _ = write!(rule, "tcp dport {port} ");

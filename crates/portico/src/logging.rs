@@ -1,8 +1,13 @@
 //! Where log lines go and how they look: stderr, as text or JSON, at the level of `RUST_LOG`.
+//!
+//! A [`LineQueue`] writes them: a standard error that nobody reads holds up no connection.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
+use anyhow::Context;
 use clap::ValueEnum;
+use portico_net::line_queue::{LineQueue, Trouble};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -23,6 +28,8 @@ pub(crate) enum LogFormat {
 const DEFAULT_FILTER: &str =
     "info,kube_client=off,kube_runtime=off,tower=warn,hyper=warn,hyper_util=warn,h2=off,rustls=off";
 
+static QUEUE: OnceLock<LineQueue> = OnceLock::new();
+
 /// Starts logging. Call once, before anything else happens.
 pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
     let text = match std::env::var("RUST_LOG") {
@@ -34,7 +41,9 @@ pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
     let filter: Targets = text.parse().map_err(|error| {
         anyhow::anyhow!("RUST_LOG={text:?}: {error}; give for example info or portico=debug,info")
     })?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let queue = LineQueue::start("log", io::stderr(), report).context("cannot start the log")?;
+    QUEUE.get_or_init(|| queue);
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| Lines);
     let subscriber = tracing_subscriber::registry().with(filter);
     match format {
         LogFormat::Text => {
@@ -46,6 +55,44 @@ pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Waits until all lines are written, a second at most. Without this, those that still wait when the process
+/// ends or becomes another program are lost.
+pub(crate) fn flush() {
+    if let Some(queue) = QUEUE.get() {
+        queue.flush();
+    }
+}
+
+fn report(trouble: Trouble) {
+    match trouble {
+        Trouble::Dropped(lines) => {
+            tracing::warn!(
+                lines,
+                "log lines were dropped: standard error was not read fast enough, or failed"
+            );
+        }
+        // There is no other channel to report it on.
+        Trouble::Fails(_) | Trouble::Closed(_) => {}
+    }
+}
+
+/// What the log writes to, each time a line.
+pub(crate) struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match QUEUE.get() {
+            Some(queue) => queue.push(line.to_vec()),
+            None => io::stderr().write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -30,11 +30,13 @@ use clap::Parser;
 fn main() -> ExitCode {
     allocator::set_up();
     let cli = cli::Cli::parse();
-    match logging::start(cli.log_format).and_then(|()| cli.verb.run()) {
+    let code = match logging::start(cli.log_format).and_then(|()| cli.verb.run()) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
             outcome::complain(&error, cli.log_format);
             outcome::misconfigured()
         }
-    }
+    };
+    logging::flush();
+    code
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use portico_api::text;
 
-use crate::logging::LogFormat;
+use crate::logging::{Lines, LogFormat};
 
 /// What a verb that ran has to say. That it could not run is an error, and exit code 2, as clap's for wrong
 /// usage.
@@ -42,7 +42,7 @@ pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
             text.push_str(&cause);
         }
     }
-    let line = match format {
+    let mut line = match format {
         LogFormat::Text => format!("portico: {}", plain(&text)),
         LogFormat::Json => serde_json::json!({
             "timestamp": jiff::Timestamp::now(),
@@ -52,8 +52,9 @@ pub(crate) fn complain(error: &anyhow::Error, format: LogFormat) {
         })
         .to_string(),
     };
+    line.push('\n');
     // If this fails, no channel is left to report it on.
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = Lines.write_all(line.as_bytes());
 }
 
 /// Writes to standard output. A reader that left early, such as `head`, is no error.

@@ -13,6 +13,7 @@ use portico_tunnel::Presented;
 use slab::Slab;
 use smallvec::SmallVec;
 
+use super::changes::Affected;
 use super::hash::Hash;
 use super::review::ReviewedToken;
 use super::tokens::StaticTokens;
@@ -70,6 +71,14 @@ impl Credential {
 
     pub(super) fn cluster(&self) -> &Tenant {
         &self.cluster
+    }
+
+    /// Whether it may not hold any more.
+    pub(super) fn is_affected(&self, affected: Affected) -> bool {
+        match affected {
+            Affected::All => true,
+            Affected::ReviewedTokens => matches!(self.issuer, Issuer::ApiServer(_)),
+        }
     }
 
     /// Why its evidence does not hold any more.

@@ -20,7 +20,7 @@ use portico_net::permits::Permits;
 use portico_tunnel::Token;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::changes::Changes;
+use super::changes::{Affected, Changes};
 use super::hash::{Hash, hash};
 use super::token_review::Answer;
 use super::verdict::{ReviewTimes, TokenState, Verdict};
@@ -285,7 +285,7 @@ impl Reviews {
         let key = key(&token.token, &*token.reviewer);
         let (verdict, revokes) = token.state.learn(answer, self.times.spread(key[0]));
         if revokes {
-            self.changes.announce();
+            self.changes.announce(Affected::ReviewedTokens);
         }
         if token.state.was_accepted() {
             self.accepted.insert(key, Arc::clone(&token.state));

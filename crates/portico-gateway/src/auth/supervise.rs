@@ -8,9 +8,11 @@ use futures_util::StreamExt;
 use futures_util::future::ready;
 use futures_util::stream::FuturesUnordered;
 use portico_api::names::Tenant;
-use tokio::time::MissedTickBehavior;
+use portico_net::line_limit::{LineLimit, Pace};
+use tokio::time::{Instant, MissedTickBehavior, sleep};
 
 use super::Identities;
+use super::changes::Affected;
 use super::review::{ReviewedToken, Reviews};
 
 /// Between two looks at which tokens are due.
@@ -20,22 +22,36 @@ const TICK: Duration = Duration::from_millis(500);
 /// millisecond.
 const CHECKED_AT_ONCE: usize = 16;
 
+/// After a pass over all credentials, and over all connections to cut them: announcements that follow each
+/// other closely are one pass.
+const PAUSE: Duration = Duration::from_millis(50);
+
 impl Identities {
     /// Revokes credentials in use that do not hold any more, for as long as the gateway runs. `cut` ends the
     /// streams that rest on a revoked credential, and returns how many.
     pub(crate) async fn supervise(&self, cut: impl Fn() -> usize) {
         let revoke = async {
+            let (started, lines) = (Instant::now(), LineLimit::default());
             loop {
-                self.changes.announced().await;
-                self.revoke_invalid(&cut).await;
+                let affected = self.changes.announced().await;
+                let revoked = self.revoke_invalid(affected).await;
+                if revoked > 0 {
+                    let cut = cut();
+                    if let Some(left_out) = lines.admit(Pace::WARNINGS, started.elapsed()) {
+                        tracing::info!(revoked, cut, left_out, "streams of revoked identities are cut");
+                    }
+                }
+                sleep(PAUSE).await;
             }
         };
         tokio::join!(revoke, self.review_in_use());
     }
 
-    async fn revoke_invalid(&self, cut: impl Fn() -> usize) {
-        let mut revoked = 0_u32;
-        for (index, credential) in self.registry.all().into_iter().enumerate() {
+    /// Returns how many it has revoked.
+    async fn revoke_invalid(&self, affected: Affected) -> usize {
+        let mut revoked = 0;
+        let all = self.registry.all().into_iter().filter(|credential| credential.is_affected(affected));
+        for (index, credential) in all.enumerate() {
             if index % CHECKED_AT_ONCE == CHECKED_AT_ONCE - 1 {
                 tokio::task::yield_now().await;
             }
@@ -47,10 +63,7 @@ impl Identities {
                 }
             }
         }
-        if revoked > 0 {
-            let cut = cut();
-            tracing::info!(revoked, cut, "streams of revoked identities are cut");
-        }
+        revoked
     }
 
     /// Reviews tokens in use when they are due. Clusters do not wait for each other.

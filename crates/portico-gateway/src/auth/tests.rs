@@ -337,6 +337,21 @@ async fn a_token_is_revoked_by_a_no_that_is_confirmed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_that_is_refused_has_no_certificate_verified_again() {
+    let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
+    let (connection, registry) = (Credentials::default(), &gateway.identities.registry);
+    // A check would revoke it: there is no file.
+    let by_file = connection.accept(registry, &api.cluster, &Evidence::StaticToken(hash(&[b"gone"])));
+    let reviewed = gateway.authenticate(&api, "token").await.unwrap();
+    api.refuse("token");
+    sleep(2 * INTERVAL).await;
+    assert!(reviewed.is_revoked() && !by_file.is_revoked());
+    gateway.identities.changed();
+    sleep(Duration::from_secs(1)).await;
+    assert!(by_file.is_revoked(), "a change of files concerns all");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_thousand_tokens_of_an_account_that_is_gone_are_revoked_together() {
     let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
     let tokens: Vec<_> = (0..1_000).map(|number| format!("token-{number}")).collect();
@@ -349,6 +364,8 @@ async fn a_thousand_tokens_of_an_account_that_is_gone_are_revoked_together() {
     sleep(INTERVAL + Duration::from_secs(10)).await;
     assert!(credentials.iter().all(|credential| credential.is_revoked()));
     assert_eq!(api.most_under_way.load(SeqCst), MAX_PER_CLUSTER);
+    let cuts = gateway.cuts.load(SeqCst);
+    assert!(cuts < 100, "each of {cuts} cuts looks at all connections");
 }
 
 #[tokio::test(start_paused = true)]
@@ -426,7 +443,7 @@ async fn a_token_with_a_grace_waits_no_longer_while_others_are_revoked() {
     let revocations = tokio::spawn(async move {
         loop {
             sleep(Duration::from_secs(1)).await;
-            announcer.identities.changes.announce();
+            announcer.identities.changes.announce(Affected::All);
         }
     });
     let begun = Instant::now();

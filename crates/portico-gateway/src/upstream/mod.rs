@@ -110,6 +110,11 @@ impl Upstream {
         leaving
     }
 
+    /// Whether an endpoint that left has connections.
+    pub(crate) fn has_removed_endpoints(&self) -> bool {
+        self.state.load().removed().next().is_some()
+    }
+
     /// The backend as the route table has it now.
     pub fn backend(&self) -> Arc<Backend> {
         Arc::clone(&self.state.load().backend)

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
 mod agent;
+mod any_packet;
 mod grpc;
 #[path = "../../../portico-tunnel/tests/all/client/names.rs"]
 mod names;

@@ -70,6 +70,7 @@ fn an_api_server_reaches_a_worker_through_konnectivity_whatever_happens_on_the_w
     story.a_frozen_agent_is_left_for_the_other(&agents);
     story.a_killed_server_is_started_again(&agents);
     story.what_stands_still_goes_on(&agents);
+    story.an_agent_that_is_cut_off_is_left_for_the_other(&agents);
     story.agents_that_were_cut_off_come_back(&agents);
 
     let balanced = Road::LoadBalancer { address: server::balance(&story.seed, &story.cluster) };
@@ -190,11 +191,26 @@ impl Story {
         streams.beat_of(&other);
     }
 
-    /// A firewall between agents and server.
+    /// A firewall between one of two agents and the server: its streams end, those of the other do not notice.
+    fn an_agent_that_is_cut_off_is_left_for_the_other(&self, agents: &Agents) {
+        let streams = Streams::open(self, agents);
+        let [cut_off, other] = agents.ready(self);
+        let wall = cut_off.cut_off(self);
+        new_requests_work(self, "a firewall cut off an agent");
+        streams.beat_of(&other);
+        streams.ended_of(&cut_off);
+        agents.wait_not_ready(self, 1);
+        wall.lift().unwrap();
+        new_requests_work(self, "the firewall let it through again");
+        agents.wait_ready(self);
+        streams.beat_of(&other);
+    }
+
+    /// A firewall between both agents and the server.
     fn agents_that_were_cut_off_come_back(&self, agents: &Agents) {
         let road = Traffic::all(Direction::Out).to_port(AGENT_PORT);
         let wall = Firewall::stop(self.worker.host(), &road, Verdict::Drop).unwrap();
-        agents.wait_not_ready(self);
+        agents.wait_not_ready(self, 2);
         wall.lift().unwrap();
         new_requests_work(self, "the firewall let agents through again");
         agents.wait_ready(self);

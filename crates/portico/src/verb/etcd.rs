@@ -12,6 +12,7 @@ use tracing::{error, warn};
 
 use crate::args::positive_duration;
 use crate::daemon::{self, Daemon, Hangup};
+use crate::logging;
 use crate::outcome::Outcome;
 
 /// Where a kubelet reads the last words of a container. They get into the status of its pod.
@@ -113,6 +114,7 @@ impl Flags {
             }
             Ended::Failed(code) => {
                 warn!(code, "etcd has ended");
+                logging::flush();
                 std::process::exit(code)
             }
         }

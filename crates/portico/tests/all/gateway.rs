@@ -5,11 +5,14 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::process::Command;
 
 use crate::common::{PATIENCE, Process, directory, free_port, get, port_of, wait_until};
 use crate::proof::{LOOPBACK, echo};
 use portico_lab::manifests;
 use portico_lab::metrics::names;
+use rustix::fs::{CWD, Mode, mkfifoat};
+use rustix::io::ioctl_fionread;
 use rustix::net::{
     AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, send,
     shutdown, socket_with,
@@ -79,6 +82,36 @@ fn listeners_come_and_go_with_the_files() {
     wait_until("the port is closed", || TcpStream::connect(("127.0.0.1", other)).is_err());
     ping(&mut stream);
     drop(gateway);
+}
+
+#[test]
+fn a_standard_error_that_nobody_reads_holds_up_nothing() {
+    let (folder, port) = site();
+    let (log, admin) = (folder.path().join("log.fifo"), free_port());
+    mkfifoat(CWD, &log, Mode::RWXU).unwrap();
+    // Both ends: a writer waits for a reader otherwise.
+    let unread = fs::File::options().read(true).write(true).open(&log).unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$0\" \"$@\" 2>\"$LOG\""]).env("LOG", &log).env("RUST_LOG", "trace");
+    shell.arg(env!("CARGO_BIN_EXE_portico")).args(["gateway", "--node-port-address", "127.0.0.1"]);
+    shell.args(["--sni-listen", "off", "--tunnel-listen", "off", "--workers", "1"]);
+    shell.arg("--admin-listen").arg(format!("127.0.0.1:{admin}")).arg("--manifests").arg(folder.path());
+    let mut process = Process::of(&mut shell);
+    wait_until("it is ready", || {
+        TcpStream::connect(("127.0.0.1", admin)).is_ok() && get(admin, "/readyz").0 == 200
+    });
+    // A page in the pipe is not full before the last line that fits.
+    wait_until("standard error is full", || {
+        assert_eq!(get(admin, "/healthz").0, 200);
+        ping(&mut connect(port));
+        ioctl_fionread(&unread).unwrap() > 56 << 10
+    });
+    for _ in 0..100 {
+        assert_eq!(get(admin, "/healthz").0, 200);
+        ping(&mut connect(port));
+    }
+    process.signal("TERM");
+    assert!(process.wait().success());
 }
 
 #[test]

@@ -12,6 +12,6 @@ mod objects;
 mod silent;
 mod slices;
 mod sources;
-mod support;
+pub(crate) mod support;
 mod tenants;
 mod unauthenticated;

@@ -1,5 +1,6 @@
 //! The agent, with a server of plain h2.
 
+mod any_sequence;
 mod leaks;
 mod packets;
 mod servers;

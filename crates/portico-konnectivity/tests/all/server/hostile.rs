@@ -294,6 +294,29 @@ async fn what_an_agent_is_to_be_told_and_does_not_read_counts_in_the_memory() {
 }
 
 #[tokio::test]
+async fn an_agent_that_leaves_no_room_for_what_it_is_to_be_told_is_given_up_by_its_next_packet() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let mut deaf = raw_agent(&rig).await;
+    // Each is a request, and its cancellation, unless the frontend was gone before that. There is room for
+    // 32,768 packets of 128 bytes.
+    let mut dials = 0;
+    while rig.status.memory().0 < (32 << 10) * 128 {
+        drop(rig.http("hostile:1").await);
+        dials += 1;
+        assert!(dials < 100_000, "{} bytes wait", rig.status.memory().0);
+    }
+    until(|| rig.status.agents().iter().all(|agent| agent.dials == 0)).await;
+    bystander.goes_on().await;
+    assert_eq!(rig.status.agents().len(), 2);
+    let (clock, begun) = (Clock::new(), Instant::now());
+    deaf.write_all(&frames::frame(kind::DATA, 0, 1, &Packet::Drain.encoded())).await.unwrap();
+    clock.until("it is given up", || rig.status.agents().len() == 1).await;
+    assert!(begun.elapsed() < Duration::from_secs(5), "for a packet that found no room");
+    clock.by(bystander.goes_on()).await;
+}
+
+#[tokio::test]
 async fn a_silent_agent_of_ours_is_given_up_within_ten_seconds() {
     let rig = Rig::start(Mode::HttpConnect).await;
     let mut agent = rig.tls_to(rig.server.agent_address()).await.unwrap();

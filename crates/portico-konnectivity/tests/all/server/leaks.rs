@@ -28,7 +28,7 @@ const TOGETHER: i64 = 20;
 const MORE_RESIDENT: u64 = 4 << 20;
 
 /// Descriptors and tasks.
-fn counted() -> (usize, usize) {
+pub(super) fn counted() -> (usize, usize) {
     (descriptors().unwrap(), tasks())
 }
 
@@ -212,7 +212,7 @@ async fn unread(mode: Mode) {
     assert_eq!(ends.values().sum::<u64>(), TOGETHER.unsigned_abs());
 }
 
-async fn nothing_is_left(rig: &Rig, before: (usize, usize)) {
+pub(super) async fn nothing_is_left(rig: &Rig, before: (usize, usize)) {
     let counters = rig.status.counters();
     let gauges = [
         &counters.http_connections,

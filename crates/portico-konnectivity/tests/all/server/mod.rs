@@ -1,6 +1,7 @@
 //! The server, with agents and frontends of plain h2 and plain sockets.
 
 mod agents;
+mod any_sequence;
 mod connect;
 mod hostile;
 mod leaks;

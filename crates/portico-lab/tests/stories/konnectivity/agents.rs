@@ -4,6 +4,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, ensure};
+use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::kubectl::condition;
 use portico_lab::{programs, say, wait};
 use rustix::process::{Pid, Signal, kill_process};
@@ -35,6 +36,7 @@ pub(crate) struct Agents;
 pub(crate) struct Agent {
     pub(crate) process: Pid,
     uid: String,
+    address: Ipv4Addr,
 }
 
 impl Agents {
@@ -83,15 +85,15 @@ impl Agents {
         self.ready(story);
     }
 
-    /// Waits until neither has a server.
-    pub(crate) fn wait_not_ready(&self, story: &Story) {
-        wait::until("both agents to have lost the server", SOON, || {
+    /// Waits until so many have lost their server.
+    pub(crate) fn wait_not_ready(&self, story: &Story, lost: usize) {
+        wait::until("agents to have lost the server", SOON, || {
             let ready = pods(story, true)?.len();
-            ensure!(ready == 0, "{ready} are still ready");
+            ensure!(ready == 2 - lost, "{ready} are ready");
             Ok(())
         })
         .unwrap();
-        say("both agents have noticed that the server is out of reach");
+        say(format_args!("{lost} of two agents noticed that the server is out of reach"));
     }
 }
 
@@ -151,12 +153,19 @@ impl Agent {
         let uid = pod["metadata"]["uid"].as_str().context("a pod has a UID")?.to_owned();
         let processes = story.worker.pod_processes(&uid, "portico")?;
         let process = *processes.first().context("no portico runs in the pod of an agent")?;
-        Ok(Self { process, uid })
+        let address = pod["status"]["podIP"].as_str().context("a pod that runs has an address")?;
+        Ok(Self { process, uid, address: address.parse()? })
     }
 
     /// The pod is the same, whatever became of its process.
     pub(crate) fn is(&self, other: &Agent) -> bool {
         self.uid == other.uid
+    }
+
+    /// Puts a firewall between it and the server, until that is lifted.
+    pub(crate) fn cut_off(&self, story: &Story) -> Firewall {
+        let road = Traffic::all(Direction::Out).of_pod(self.address).to_port(AGENT_PORT);
+        Firewall::stop(story.worker.host(), &road, Verdict::Drop).unwrap()
     }
 
     /// SIGKILL. It may have ended by itself.

@@ -137,7 +137,7 @@ pub(crate) async fn run(
             }
         }
     }
-    agent.shared().access.flush().await;
+    agent.shared().access.flush();
     Ok(())
 }
 

@@ -10,6 +10,8 @@ use std::process::Command;
 
 use portico_dial::{CREDENTIALS_VARIABLE, without_credentials};
 
+use crate::logging;
+
 /// The flag that takes a URL.
 const FLAG: &str = "--proxy";
 
@@ -24,6 +26,7 @@ pub(super) fn hide() {
     let Some(name) = arguments.first() else { return };
     let failed = match std::env::current_exe() {
         Ok(program) => {
+            logging::flush();
             let mut again = Command::new(program);
             again.arg0(name).args(&arguments[1..]).env(CREDENTIALS_VARIABLE, pair).exec()
         }

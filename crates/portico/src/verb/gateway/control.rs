@@ -57,7 +57,7 @@ pub(crate) async fn run(
         never = tunnel_files::follow(&gateway, &status) => match never {},
         ended = serve(flags, &mut daemon, source, &status, admin, &gateway, offer) => ended,
     };
-    gateway.shared().access.flush().await;
+    gateway.shared().access.flush();
     ended
 }
 

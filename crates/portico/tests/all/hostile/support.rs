@@ -16,7 +16,7 @@ use crate::proof::{LOOPBACK, authority, echo, need_descriptors, own_address, rep
 use crate::secure::{SecureGateway, SecureSite};
 
 /// The memory of a small pod.
-const SMALL: u64 = 256 << 20;
+pub(crate) const SMALL: u64 = 256 << 20;
 
 /// `portico gateway` with TLS on its tunnel, alone in a control group with a memory limit. What it takes
 /// beyond that ends it, as it would in a pod.

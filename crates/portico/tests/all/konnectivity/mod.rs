@@ -7,7 +7,7 @@
 //! dials.
 //!
 //! [`matrix`] moves bytes through all pairings, [`failures`] ends each part of them, [`dials`] asks for what
-//! cannot be had, [`stopped`] stops reading, [`fleet`] has several servers or agents, and [`suite`] runs
+//! cannot be had, [`stopped`] stops reading, [`hostile`] does harm, [`fleet`] has several servers or agents, and [`suite`] runs
 //! upstream's own tests. [`conformance`] says which test stands for which of upstream's.
 
 mod conformance;
@@ -16,6 +16,7 @@ pub(crate) mod endpoint;
 mod failures;
 mod fleet;
 mod frontend;
+mod hostile;
 mod matrix;
 pub(crate) mod metrics;
 pub(crate) mod program;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use portico_lab::cgroup::Cgroup;
 use portico_lab::pki::{Certificate, Pki};
 use portico_lab::programs;
 
@@ -22,16 +23,18 @@ pub(crate) enum Make {
     Ours,
 }
 
-impl Make {
-    /// The command without flags, of `server` or `agent`.
-    fn command(self, part: &str) -> Command {
+/// A process of a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Server,
+    Agent,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
         match self {
-            Self::Upstream => Command::new(upstream(part)),
-            Self::Ours => {
-                let mut command = portico();
-                command.args(["konnectivity", part]);
-                command
-            }
+            Self::Server => "server",
+            Self::Agent => "agent",
         }
     }
 }
@@ -60,6 +63,18 @@ pub(crate) struct Site {
     pki: Pki,
     mode: Mode,
     transport: Transport,
+    /// What one part joins, if it is ours.
+    limited: Option<(Part, Limited)>,
+}
+
+/// A control group with a memory limit, removed when dropped.
+struct Limited(Cgroup);
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        // What stays behind is a folder of the kernel without a process.
+        let _ = self.0.kill().and_then(|()| self.0.remove());
+    }
 }
 
 /// A server with its ports, which it keeps when it is started anew.
@@ -84,7 +99,37 @@ impl Site {
         pki.issue("server", Certificate::server(&["localhost", "127.0.0.1"]));
         pki.issue("agent", Certificate::client("agent"));
         pki.issue("frontend", Certificate::client("kube-apiserver"));
-        Self { pki, mode, transport }
+        Self { pki, mode, transport, limited: None }
+    }
+
+    /// Has the program of ours that plays `part` run with this memory limit, swap included.
+    pub(crate) fn within(self, part: Part, memory: u64) -> Self {
+        let group = Cgroup::at(format!("/portico-konnectivity-{}-{}", part.name(), free_port()));
+        group.make().expect("a control group can be made; run the tests as root");
+        let limited = Limited(group);
+        limited.0.limit_memory(memory).expect("a control group has a memory limit");
+        Self { limited: Some((part, limited)), ..self }
+    }
+
+    /// The group of [`within`](Self::within).
+    pub(crate) fn group(&self) -> &Cgroup {
+        let (_, Limited(group)) = self.limited.as_ref().expect("a part has a limit");
+        group
+    }
+
+    /// The command without flags.
+    fn command(&self, make: Make, part: Part) -> Command {
+        if make == Make::Upstream {
+            return Command::new(upstream(part.name()));
+        }
+        let mut command = match &self.limited {
+            Some((limited, Limited(group))) if *limited == part => {
+                group.command(env!("CARGO_BIN_EXE_portico")).expect("a command joins its group")
+            }
+            _ => portico(),
+        };
+        command.args(["konnectivity", part.name()]);
+        command
     }
 
     /// A server that answers its health probe.
@@ -101,7 +146,7 @@ impl Site {
     }
 
     async fn server_at(&self, make: Make, ports: Ports, more: Vec<String>) -> Server {
-        let mut command = make.command("server");
+        let mut command = self.command(make, Part::Server);
         let file = |name: &str| self.pki.path(name);
         let mode = if self.mode == Mode::Grpc { "grpc" } else { "http-connect" };
         command.arg(format!("--mode={mode}"));
@@ -137,7 +182,7 @@ impl Site {
     pub(crate) async fn agent(&self, make: Make, port: u16, more: &[&str]) -> Program {
         let [health, admin] = std::array::from_fn(|_| free_port());
         let file = |name: &str| self.pki.path(name);
-        let mut command = make.command("agent");
+        let mut command = self.command(make, Part::Agent);
         command
             .args([format!("--ca-cert={}", file("ca.crt")), format!("--agent-cert={}", file("agent.crt"))])
             .arg(format!("--agent-key={}", file("agent.key")))
@@ -196,6 +241,16 @@ impl Site {
                 .arg(format!("--client-key={}", self.pki.path("frontend.key"))),
         };
         command
+    }
+
+    /// Certificates, for peers that a test makes by itself.
+    pub(crate) fn pki(&self) -> &Pki {
+        &self.pki
+    }
+
+    /// The Unix socket of a server.
+    pub(crate) fn socket_of(&self, server: &Server) -> PathBuf {
+        self.socket(server.ports)
     }
 
     /// Where certificates, sockets and logs are.
