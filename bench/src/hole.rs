@@ -1,9 +1,9 @@
 //! A black hole on loopback: an endpoint that never answers a SYN, as behind a firewall that drops.
 //!
 //! No firewall and no root: a listener without accept(2), whose accept queue the bench has filled itself.
-//! Linux drops every further SYN of such a listener (`tcp_conn_request`), so a client hears nothing, repeats
-//! the SYN after a second and gives up by its own timeout. [`BlackHole::open`] proves it before
-//! anything is measured.
+//! Linux drops every further SYN of such a listener (`tcp_conn_request`), so a client gets no answer, repeats
+//! the SYN after a second and gives up by its own timeout. [`BlackHole::open`] checks this before anything is
+//! measured.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};

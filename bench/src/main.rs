@@ -209,7 +209,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
 }
 
 /// The rows asked for, in the order of `--help`, and whether all of them could be measured. One that cannot
-/// is said, and costs no other.
+/// be measured is reported, and costs no other.
 fn measure(bench: &Bench, arguments: &Arguments) -> (Vec<Row>, bool) {
     let asked = |row: &Measure| arguments.rows.is_empty() || arguments.rows.contains(row);
     let (steady, others): (Vec<Measure>, Vec<Measure>) =
@@ -231,7 +231,7 @@ fn measure(bench: &Bench, arguments: &Arguments) -> (Vec<Row>, bool) {
     (rows, is_whole)
 }
 
-/// Those that share running proxies.
+/// The rows that share running proxies.
 fn steady_rows(bench: &Bench, rows: &[Measure]) -> Result<Vec<Row>> {
     let running = bench.start_all(CLUSTERS, "steady")?;
     let rows = rows.iter().map(|row| match row {
@@ -245,7 +245,7 @@ fn steady_rows(bench: &Bench, rows: &[Measure]) -> Result<Vec<Row>> {
     rows.collect()
 }
 
-/// Those of one that has its proxies for itself.
+/// The rows of one measure that has its proxies for itself.
 fn rows_of(bench: &Bench, arguments: &Arguments, row: Measure) -> Result<Vec<Row>> {
     let pair = |tunnel| {
         let mut rows = pair::steady(bench, CLUSTERS, tunnel)?;

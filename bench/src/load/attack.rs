@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     WaitingReviews,
     /// Asks for what is refused, and gives no window for the answers.
     UntakenRefusals,
-    /// The same, and opens and closes the window over all streams.
+    /// Like `UntakenRefusals`, and opens and closes the window over all streams.
     WindowStorm,
     /// Announces frames and holds back their last byte.
     HalfFrames,

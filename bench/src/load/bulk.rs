@@ -57,7 +57,7 @@ pub(crate) fn run(
     over(length, direction, || greet_all(proxy, &hellos, AT_ONCE))
 }
 
-/// The same over connections that `open` makes, whose order to the backend is the direction's.
+/// Like [`run`], over connections that `open` makes. They must order from the backend what `direction` needs.
 pub(crate) fn over(
     length: Duration,
     direction: Direction,

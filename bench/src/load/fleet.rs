@@ -143,9 +143,9 @@ impl Fleet {
         Ok(Self { members })
     }
 
-    /// From now on agents that come back and pods that hear an echo are counted anew. Returns once all
-    /// processes do so: one that is busy with tunnels that end would else take the first to come back for
-    /// one that never left.
+    /// From now on agents that come back and pods that receive an echo are counted anew. Returns once all
+    /// processes do so. Otherwise one that is busy with tunnels that end could count the first agent that
+    /// comes back as one that never left.
     pub(crate) fn mark(&mut self) -> Result<Report> {
         self.members.iter_mut().try_for_each(|member| member.say(MARK))?;
         self.report()
@@ -180,7 +180,7 @@ impl Drop for Fleet {
             while Instant::now() < deadline && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(RETRY);
             }
-            // Those that have ended cannot be killed, which is as well.
+            // A child that has ended cannot be killed, which is as well.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -61,7 +61,7 @@ impl Front {
         Ok(socket)
     }
 
-    /// A connection to the backend, which has said nothing yet.
+    /// A connection to the backend, which has sent nothing yet.
     fn connect(&self) -> Result<OwnedFd> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -62,7 +62,7 @@ impl Drop for Crowd {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // One that panicked has said so.
+            // A thread that panicked has printed why.
             let _ = thread.join();
         }
     }

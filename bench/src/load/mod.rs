@@ -5,8 +5,8 @@
 //! [`attack`] is clients that mean harm, [`konnectivity`] opens connections through a Konnectivity server.
 //! All are single epoll loops with plain non-blocking sockets: on one core beside the backend, the load must
 //! cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer; [`fleet`] is
-//! thousands of agents in processes of their own, [`konnectivity_agents`] a thousand in this one. Of these
-//! only the effect on the other side is measured.
+//! thousands of agents in processes of their own, [`konnectivity_agents`] a thousand in this one. These three
+//! are measured only by their effect on the other side.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;

@@ -30,7 +30,7 @@ impl PingPong {
         Self::over(greet_all(proxy, hellos, CONNECTIONS)?, length)
     }
 
-    /// The same over connections that are established already.
+    /// Like [`Self::connect`], over connections that are established already.
     pub(crate) fn over(sockets: Vec<OwnedFd>, length: usize) -> Result<Self> {
         let watch = Watch::new()?;
         for (token, socket) in sockets.iter().enumerate() {

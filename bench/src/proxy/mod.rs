@@ -41,13 +41,13 @@ pub(crate) trait Proxy {
         None
     }
 
-    /// The same with TLS and client certificates on the tunnel, if it can be had.
+    /// This proxy with TLS and client certificates on the tunnel, if it can do that.
     fn with_tls(&self, _pki: &Pki) -> Option<Box<dyn Proxy>> {
         None
     }
 
-    /// The same as a door on the internet: TLS on the tunnel, no certificate required of a client, and what
-    /// the proxy has against overload. `None` if it has no tunnel.
+    /// This proxy as one on the internet: TLS on the tunnel, no client certificate required, and all of its
+    /// protection against overload. `None` if it has no tunnel.
     fn open_to_strangers(&self, _pki: &Pki) -> Option<Box<dyn Proxy>> {
         None
     }
@@ -62,7 +62,7 @@ pub(crate) trait Proxy {
     /// written beside its place first; the answer is when the proxy could first learn of it.
     fn publish(&self, site: &Site, running: &mut Running) -> Result<Instant>;
 
-    /// How [`publish`](Self::publish) does it, in a word for the table.
+    /// How [`publish`](Self::publish) does it, as a short text for the table.
     fn publishes_by(&self) -> &'static str;
 }
 

@@ -25,8 +25,8 @@ const UPSTREAM: &str = "upstream";
 /// Connections that exchange messages at the same time, and the size of a message.
 const CONVERSATIONS: usize = 16;
 const MESSAGE: usize = 128;
-/// Transfers at the same time. Of more, upstream's server stands still: the first is not read while the next
-/// is opened.
+/// Transfers at the same time. With more, upstream's server stalls: the first transfer is not read while the
+/// next one is opened.
 const AT_ONCE: usize = 1;
 /// Connections at rest, and those that came and went before.
 const IDLE: usize = 900;

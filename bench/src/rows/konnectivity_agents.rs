@@ -19,7 +19,7 @@ use crate::report::{Bar, Row};
 
 const AGENTS: usize = 1000;
 const SERVERS: u16 = 3;
-/// Of a server: agents, health, admin.
+/// Ports of one server: agents, health, admin.
 const PORTS: u16 = 3;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
@@ -71,7 +71,7 @@ fn run(bench: &Bench, number: usize, make: &Make) -> Result<[f64; 5]> {
 
     servers[0].signal(Signal::KILL)?;
     servers[0].wait()?;
-    // Or agents that have not noticed yet would be taken for those that are back.
+    // Otherwise agents that have not noticed yet would be taken for those that are back.
     while crowd.connections() > all - AGENTS {
         std::thread::sleep(LOOK);
     }

@@ -94,7 +94,7 @@ impl Bench {
         (0..self.proxies.len()).map(start).collect()
     }
 
-    /// Those that serve CONNECT and have an agent, with their numbers.
+    /// The proxies that serve CONNECT and have an agent, with their numbers.
     pub(crate) fn tunnelling(&self) -> impl Iterator<Item = (usize, &dyn Proxy, &dyn Agent)> {
         let proxies = self.proxies.iter().map(Box::as_ref).enumerate();
         proxies.filter_map(|(number, proxy)| Some((number, proxy, proxy.agent()?)))

@@ -19,7 +19,7 @@ use crate::body::{stream, whole};
 use crate::prometheus_text;
 use crate::server::{self, Answer, typed};
 
-/// Of the OpenMetrics text format, version 1.0.0.
+/// The content type of the OpenMetrics text format, version 1.0.0.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Everything that is counted, ready to be written.
@@ -48,7 +48,7 @@ impl Exposition {
         typed(CONTENT_TYPE, stream(move |out| self.write(out)))
     }
 
-    /// The same at once, for a process that counts little and has no thread to spare.
+    /// Like [`Self::page`], but written at once: for a process that counts little and has no thread to spare.
     pub fn whole_page(&self) -> Answer {
         let mut text = String::new();
         match text::encode(&mut text, &self.0) {
@@ -57,8 +57,9 @@ impl Exposition {
         }
     }
 
-    /// The same at once in the older text format, whatever the client asks for: for metrics that take the
-    /// place of a Go program's, which knows no other. OpenMetrics has no counter whose name ends in `_count`.
+    /// Like [`Self::whole_page`], but in the older text format, whatever the client asks for. It is for
+    /// metrics that replace those of a Go program, which only has this format. OpenMetrics has no counter
+    /// whose name ends in `_count`.
     pub fn older_page(&self) -> Answer {
         let mut text = String::new();
         match text::encode(&mut text, &self.0) {
@@ -153,7 +154,7 @@ impl Families<'_> {
         values.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
     }
 
-    /// The same without labels.
+    /// Like [`Self::counter_as_named`], for one value without labels.
     pub fn one_counter_as_named(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         self.0.encode_descriptor(name, help, None, MetricType::Unknown)?.encode_gauge(&value)
     }

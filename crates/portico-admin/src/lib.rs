@@ -5,8 +5,8 @@
 //! [`exposition`] writes `/metrics`, [`process`] adds the descriptors and the memory of the process,
 //! [`listing`] answers in JSON or as a [`table`]. [`controller_pages`] are those of every controller.
 //!
-//! The listener serves every client that reaches it, so it binds loopback unless told otherwise, and it only
-//! reads.
+//! The listener serves every client that reaches it, so it binds loopback unless configured otherwise, and it
+//! only reads.
 
 pub mod body;
 pub mod controller_pages;

@@ -1,10 +1,11 @@
 //! Metrics in the text format that came before OpenMetrics, version 0.0.4: what programs in Go answer, and so
 //! what stands in for one of them. Its parsers stop at a type that they do not know.
 
-/// Of that format.
+/// The content type of that format.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The same metrics in that format: types of its own, the full name in each comment, no units and no end.
+/// Converts `page`, which is OpenMetrics, to that format. It has types of its own, the full name in each
+/// comment, no units and no end marker.
 pub(crate) fn from_openmetrics(page: &str) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 8);
     // `# HELP` comes before `# TYPE`, but its name needs the suffix that the type decides.

@@ -53,7 +53,7 @@ pub struct ListenError {
     pub address: SocketAddr,
     /// What to do.
     pub remedy: &'static str,
-    /// What the system said.
+    /// The error of the system.
     pub source: io::Error,
 }
 

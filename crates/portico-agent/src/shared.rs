@@ -47,7 +47,8 @@ pub struct Shared {
     ends: [AtomicU64; ENDS.len()],
     opening: [AtomicU64; OPEN_BUCKETS.len() + 1],
     opening_micros: AtomicU64,
-    /// Of log lines about refusals, in the order of [`Refusal::REASONS`], and about failures to accept.
+    /// Limits of log lines about refusals, in the order of [`Refusal::REASONS`], and about failures to
+    /// accept.
     lines: [LineLimit; Refusal::REASONS.len() + 1],
 }
 

@@ -74,7 +74,7 @@ pub fn is_known(key: &str) -> bool {
 pub struct ExposeKeys(Arc<[Box<str>]>);
 
 impl ExposeKeys {
-    /// Those of `meta`, each with its value.
+    /// The annotations of `meta` with one of these keys, each with its value.
     pub fn all<'a>(&'a self, meta: &'a ObjectMeta) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.0.iter().filter_map(|key| Some((&**key, meta.annotation(key)?)))
     }

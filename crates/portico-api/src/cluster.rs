@@ -224,7 +224,7 @@ pub struct EventRateLimit {
     pub qps: Setting<u32>,
     /// Events at once.
     pub burst: Setting<u32>,
-    /// How many namespaces or users are told apart.
+    /// How many namespaces or users are counted separately.
     pub cache_size: Setting<u32>,
 }
 

@@ -37,7 +37,7 @@ pub struct ExposedCluster {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExposedClusterSpec {
-    /// Its strategy: that of the way in that users and nodes have been told of.
+    /// Its strategy: that of the published door, whose address users and nodes have.
     pub expose_strategy: ExposeStrategy,
     /// The Seed that hosts it.
     pub seed: Box<str>,
@@ -90,15 +90,15 @@ pub struct Migration {
     pub second: SecondDoor,
 }
 
-/// What is under way in a migration between expose strategies. The first door is the way in that users and
-/// nodes have been told of; the second is the other one.
+/// What is under way in a migration between expose strategies. The first door is the published way in, whose
+/// address users and nodes have; the second is the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum MigrationState {
-    /// The second door is being opened: Services, load balancer, name, certificate. Nobody is told of it.
+    /// The second door is being opened: Services, load balancer, name, certificate. It is not published.
     Opening,
     /// It is open, and is tried: from outside, from every node, and by Konnectivity.
     Proving,
-    /// Everybody is told of the first door, which was the second until now: status, kubeconfigs, Service
+    /// The first door, which was the second until now, is published: status, kubeconfigs, Service
     /// `kubernetes`, kube-proxy, agents.
     Moving,
     /// Kubelets, and what else on nodes has the address in a file, follow, node by node.
@@ -156,7 +156,8 @@ impl ExposedCluster {
         ClusterName::new(&self.metadata.name)
     }
 
-    /// The same cluster by its second door, while it migrates: for everything that is computed for one.
+    /// This cluster as its second door exposes it, while it migrates: for code that computes things for one
+    /// door.
     pub fn by_second(&self) -> Option<Self> {
         let SecondDoor { expose_strategy, address, tunnel } = self.spec.migration.as_ref()?.second.clone();
         let spec =

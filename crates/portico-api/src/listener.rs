@@ -21,7 +21,7 @@ impl ListenerKind {
     /// All of them, in the order of their variants.
     pub const ALL: [Self; 3] = [Self::Sni, Self::Tunnel, Self::NodePort];
 
-    /// The word for metrics and listings. Stable.
+    /// The label value for metrics and listings. Stable.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Sni => "sni",

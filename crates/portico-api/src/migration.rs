@@ -43,7 +43,7 @@ pub enum NodeMoves {
     /// A pod on each node changes its files, and restarts its kubelet.
     #[default]
     InPlace,
-    /// The same, after the node was emptied.
+    /// Like [`NodeMoves::InPlace`], after the node was drained.
     Drained,
     /// Somebody does it on each machine. A pod on each node only says whether that is done.
     ByHand,
@@ -83,7 +83,7 @@ pub enum BadMigrationSettings {
 }
 
 impl MigrationSettings {
-    /// Those of a Cluster with this annotation, or without one.
+    /// The settings of a Cluster with this annotation, or without one.
     ///
     /// # Errors
     /// What is wrong with the first item that cannot be used.

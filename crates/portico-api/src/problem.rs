@@ -21,7 +21,7 @@ pub enum Severity {
 pub struct Problem {
     /// Its severity.
     pub severity: Severity,
-    /// A stable word for metrics and tests, in kebab case: `host-conflict`, `void-annotation`.
+    /// A stable name for metrics and tests, in kebab case: `host-conflict`, `void-annotation`.
     pub reason: &'static str,
     /// The object.
     pub object: ObjectRef,

@@ -225,7 +225,7 @@ impl ClientTls {
         self.handshake(server_name, &route, ReadAhead::new(socket)).await
     }
 
-    /// The same over any stream.
+    /// The TLS handshake of [`Self::connect`] over any stream.
     pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         server_name: &str,

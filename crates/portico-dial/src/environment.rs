@@ -7,7 +7,8 @@
 //! `0.0.0.0/0` for every IPv4 address and `*` for every target even if other entries stand beside it.
 //!
 //! A proxy that the environment names leads nowhere on this machine, as with programs in Go: `localhost` and
-//! loopback addresses are reached without it. A URL that was configured is taken at its word.
+//! loopback addresses are reached without it. A URL that was configured is used as it is, without these
+//! exceptions.
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
@@ -41,7 +42,7 @@ impl Exceptions {
         Self::new(&no_proxy(environment), &[])
     }
 
-    /// The same, and this machine.
+    /// Like [`Self::of`], with this machine as one more exception.
     pub(crate) fn with_loopback(environment: &impl Fn(&str) -> Option<String>) -> Self {
         Self::new(&no_proxy(environment), &LOOPBACK)
     }

@@ -16,7 +16,7 @@ pub enum PemFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// It does not hold what it should.

@@ -17,7 +17,7 @@ const PROBES: u32 = 3;
 /// When the kernel ends a connection whose peer does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpKeepAlive {
-    /// Of TCP keep-alive: the silence before the first probe, and between two.
+    /// The silence before the first keep-alive probe, and between two probes.
     pub interval: Duration,
     /// How long bytes, or probes, may stay unacknowledged, or a peer's window closed: for peers that always
     /// read. `None`: as long as the kernel has it.
@@ -25,9 +25,9 @@ pub struct TcpKeepAlive {
 }
 
 impl TcpKeepAlive {
-    /// Of a peer that may pause for as long as it likes. By `TCP_USER_TIMEOUT` the kernel also ends a
-    /// connection whose window stays closed, although each of its probes has an answer. Without it, bytes may
-    /// stay unacknowledged for a quarter of an hour (`net.ipv4.tcp_retries2`).
+    /// Keep-alive for a peer that may pause for as long as it likes. With `TCP_USER_TIMEOUT` the kernel also
+    /// ends a connection whose window stays closed, although the peer answers each probe. Without it, bytes
+    /// may stay unacknowledged for a quarter of an hour (`net.ipv4.tcp_retries2`).
     pub const OF_ONE_THAT_PAUSES: Self = Self { interval: Duration::from_secs(30), unacknowledged: None };
 }
 

@@ -148,7 +148,7 @@ impl Client {
         self.endpoints.iter().map(|endpoint| &*endpoint.url)
     }
 
-    /// Of whichever member does it first.
+    /// Makes the call at one member after the other, until one succeeds.
     async fn any(&self, path: &str, body: &Value) -> anyhow::Result<()> {
         let mut last = None;
         for endpoint in &self.endpoints {

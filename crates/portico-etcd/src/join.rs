@@ -50,7 +50,7 @@ pub(crate) struct Member {
     /// Empty for one that was added and has not started.
     pub(crate) name: String,
     pub(crate) peer_urls: Vec<String>,
-    /// Whether it has told the others where its clients find it, as each does once it has started.
+    /// Whether it has published its client URLs to the other members, as each does once it has started.
     pub(crate) started: bool,
 }
 

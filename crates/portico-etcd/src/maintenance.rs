@@ -25,7 +25,7 @@ pub(crate) struct MemberStatus {
     pub(crate) is_learner: bool,
     /// Bytes of its file.
     pub(crate) size: u64,
-    /// Of these, bytes in use.
+    /// Bytes of the file that are in use.
     pub(crate) in_use: u64,
     /// The size above which it takes no more writes.
     pub(crate) quota: u64,

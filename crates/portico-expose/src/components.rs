@@ -52,7 +52,7 @@ pub enum Part {
     ServiceAccount,
     /// What they may read.
     ClusterRole,
-    /// That they may.
+    /// Gives the pods the rights of the ClusterRole.
     ClusterRoleBinding,
     /// What may reach their admin listener.
     NetworkPolicy,
@@ -164,7 +164,8 @@ impl AdminPeer {
 /// What should exist for the gateway of a Seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Components {
-    /// The objects, in the order in which they are made. Of the front Service the fields that stay.
+    /// The objects, in the order in which they are made. The front Service is here with only the fields that
+    /// stay.
     pub objects: Vec<(Part, Wanted)>,
     /// The front Service as it is created.
     pub front: Value,

@@ -4,8 +4,8 @@
 //! itself ([`crate::plan`]), and [`both`] merges the two plans: no strategy knows of another. A third door is
 //! never open.
 //!
-//! Whether a second door is opened, which of the two users are told of, and when one is closed, is decided
-//! elsewhere: here both are simply open.
+//! This module does not decide whether a second door is opened, which of the two is published, and when one
+//! is closed: here both are simply open.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -73,7 +73,7 @@ pub struct PortConflict {
 pub struct Doors {
     /// Which there are, and how far a migration is.
     pub now: Now,
-    /// What users and nodes have been told of.
+    /// The published address, which users and nodes have.
     pub first: Address,
     /// Where the cluster is reached by the second door, as far as known.
     pub second: Address,
@@ -160,7 +160,7 @@ impl Door {
 }
 
 /// What should exist so that the doors of both plans are open; the plans are of one cluster. `first` is the
-/// door that users have been told of: where both cannot be had, it counts.
+/// published door: where both cannot be had, it counts.
 pub fn both(first: &Plan, second: &Plan) -> BothDoors {
     let conflict = |entry: &Entry| conflict(entry.service, &first.services, &second.services);
     BothDoors {
@@ -294,8 +294,8 @@ pub(crate) fn policy_of(
     ClusterPolicy { node_port_listeners, ..if wider { others } else { policy } }
 }
 
-/// Where both doors lead to the same pods, these have one port. Of a Service without a selector, the
-/// EndpointSlices say the port.
+/// Where both doors lead to the same pods, these have one port. If a Service has no selector, its
+/// EndpointSlices decide the port.
 fn conflict(name: &'static str, first: &[Service], second: &[Service]) -> Option<PortConflict> {
     let service = |services: &[Service]| {
         let service = services.iter().find(|service| *service.metadata.name == *name)?;

@@ -85,7 +85,7 @@ pub struct Exposure {
     pub second: Option<Plan>,
     /// The strategy that is wanted.
     pub decision: Decision,
-    /// The Services. Of those with NodePorts that are not allocated yet, a second plan differs.
+    /// The Services. Those with NodePorts that are not allocated yet look different in the next plan.
     pub services: Vec<Wanted>,
     /// The EndpointSlices of Services that select no pods.
     pub slices: Vec<Wanted>,
@@ -94,8 +94,8 @@ pub struct Exposure {
 }
 
 /// What should exist for a cluster that can be used as it is written ([`usable`](crate::validate::usable)).
-/// `sni_port` is the port at which clients find the listener that routes by server name. Of a cluster with
-/// two doors both are open.
+/// `sni_port` is the port at which clients find the listener that routes by server name. If the cluster has
+/// two doors, both are open.
 ///
 /// # Errors
 /// Another strategy is wanted than the one in force, without the label that allows it. What exists must stay

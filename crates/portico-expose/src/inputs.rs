@@ -51,8 +51,8 @@ pub enum LoadBalancers {
     /// `expose`. The external name is the host name while no load balancer address is known.
     Gateway,
     /// A cloud, with the gateway of the seed behind it: Portico's operator is at work. Services have the
-    /// annotation `expose-namespaced`, which the gateway is told to follow and the seed's own load balancer
-    /// does not publish.
+    /// annotation `expose-namespaced`, which the gateway is configured to follow and the seed's own load
+    /// balancer does not publish.
     CloudAndGateway,
 }
 

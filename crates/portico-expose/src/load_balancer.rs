@@ -1,8 +1,8 @@
 //! What a Seed asks of the load balancer Services in front of it, beside their ports.
 //!
 //! KKP's operator puts these fields of `Seed.spec.nodeportProxy` on the Service `nodeport-proxy`; `portico
-//! front` puts them on its front Service. Of several Seeds on one cluster one must be named: the load
-//! balancer is shared, and the networks that it admits must not depend on which Seed is older.
+//! front` puts them on its front Service. If there are several Seeds on one cluster, one must be named: they
+//! share the load balancer, and the networks that it admits must not depend on which Seed is older.
 
 use ipnet::IpNet;
 use portico_api::meta::Strings;

@@ -1,9 +1,9 @@
-//! Live migration of a cluster between expose strategies: what comes next, once which proofs are there.
+//! Live migration of a cluster between expose strategies: which step comes next, once its [`Proof`]s hold.
 //!
 //! A door is the way in by one strategy. A cluster has one, or two while it migrates, never three. The first
-//! is the one that users and nodes have been told of. The second is being opened, tried and then told of, at
-//! which the two change places; or it is what is left of the former first one, and closes. So the way back is
-//! the same way: nothing but the strategy that is wanted says in which direction.
+//! is published: users and nodes have its address. The second is opened, tried and then published, at which
+//! the two change places. Or it is the former first door, and closes. The way back has the same states: only
+//! the wanted strategy decides the direction.
 //!
 //! [`step`] takes one decision from plain values. The exposure controller observes, writes the record first,
 //! and then opens and closes what the record says: a process that is killed in between leaves no door that
@@ -28,7 +28,7 @@ const RESTS: SignedDuration = SignedDuration::from_mins(1);
 /// The doors of a cluster, and how far it is between them: what its ExposedCluster records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// The door that users and nodes have been told of.
+    /// The published door, whose address users and nodes have.
     pub first: ExposeStrategy,
     /// The other one; `None` while nothing is under way.
     pub second: Option<Second>,
@@ -125,7 +125,7 @@ pub struct Facts {
 pub enum Waiting {
     /// For a proof: why it does not hold, or `None` if it is not known yet.
     For(Proof, Option<String>),
-    /// Until the second door is out of use: what is to be said about it, or `None` if it is not known yet.
+    /// Until the second door is out of use: how it is used, or `None` if it is not known yet.
     Quiet(Option<String>),
 }
 
@@ -162,9 +162,9 @@ impl Now {
     /// somebody deleted it half-way. `open` are its doors that are there, each with the URL by which it is
     /// reached, and `published` is the URL in its status. `None` if no door is open: it is a new cluster.
     ///
-    /// Of two doors the first is the one that users have been told of; if it is neither, the one that is not
-    /// wanted, so that the other is proven before anybody is told of it. Either way all proofs of the way are
-    /// made again, and nothing closes before.
+    /// If two doors are open, the first is the published one. If neither is, the first is the one that is not
+    /// wanted, so that the other is proven before it is published. Either way all proofs are made again, and
+    /// nothing closes before.
     pub fn rebuilt(
         open: &[(ExposeStrategy, &str)],
         published: &str,
@@ -229,8 +229,8 @@ fn proofs(state: MigrationState) -> &'static [Proof] {
 
 /// The next state of a cluster of which `now` is recorded and `wanted` is wanted: at most one transition.
 ///
-/// Facts of another record count as unknown. Of settings that cannot be read nothing is known, so that the
-/// second door stays open.
+/// Facts of another record count as unknown. If the settings cannot be read, everything about them is
+/// unknown, so that the second door stays open.
 pub fn step(
     now: Now,
     wanted: ExposeStrategy,
@@ -272,7 +272,7 @@ pub fn step(
         // A change of mind: what was proven before is proven again, and what was closed is opened again.
         (Opening | Proving, false) => to(Moving),
         (Moving | MovingNodes | Quieting | Closing, true) => to(Opening),
-        // Nobody is told of an address that was not proven.
+        // An address that was not proven is not published.
         (Proving, true) if has_moved => to(Opening),
         _ if !waits_for.is_empty() => Next { now, waits_for, later: None, aside: None },
         (Opening, true) => to(Proving),

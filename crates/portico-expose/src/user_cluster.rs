@@ -35,12 +35,12 @@ pub const NODE_AGENT: Id = id(Kind::DaemonSet, "kube-system", "portico-agent");
 /// The Konnectivity agents by the first door.
 pub const KONNECTIVITY_AGENT: Id = id(Kind::Deployment, "kube-system", "konnectivity-agent");
 
-/// The Konnectivity agents by the door that all are about to be told of. They stay until those of
+/// The Konnectivity agents by the door that is about to be published. They stay until those of
 /// [`KONNECTIVITY_AGENT`] have followed.
 pub const KONNECTIVITY_AGENT_NEXT: Id = id(Kind::Deployment, "kube-system", "konnectivity-agent-next");
 
-/// The DaemonSet of a migration. Before all are told of the second door, its pods are ready where the node
-/// reaches it; later, where the node has left the one of before.
+/// The DaemonSet of a migration. Before the second door is published, its pods are ready where the node
+/// reaches that door. Later they are ready where the node has left the former one.
 pub const NODE_PROBE: Id = id(Kind::DaemonSet, "kube-system", "portico-migration");
 
 /// The label by which the pods of a workload of Portico's manifests are found. Its value is the workload's

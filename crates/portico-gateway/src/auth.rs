@@ -76,7 +76,7 @@ impl Method {
     /// Each of them.
     pub const ALL: [Self; 4] = [Self::None, Self::Certificate, Self::StaticToken, Self::TokenReview];
 
-    /// The word for metrics. Stable.
+    /// The label value for metrics. Stable.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -87,7 +87,7 @@ impl Method {
     }
 }
 
-/// The outcomes of authentication: the words for metrics, in the order counted.
+/// The outcomes of authentication: the label values for metrics, in the order counted.
 pub const OUTCOMES: [&str; 4] = ["accepted", "unauthenticated", "other_cluster", "unavailable"];
 
 /// Authenticates the clients of one gateway.
@@ -168,7 +168,7 @@ impl Findings {
     }
 }
 
-/// What a client is told whose token no API server has accepted before, whatever the reason.
+/// The message to a client whose token no API server has accepted before, whatever the reason.
 const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
 
 impl Identities {
@@ -313,8 +313,8 @@ impl Identities {
         }
         let Findings { other_cluster, why, detail, refusal } = findings;
         if other_cluster {
-            // The same for another's cluster and for none at all, or clusters could be found by guessing. The
-            // access line tells them apart.
+            // The answer is the same whether the cluster belongs to another tenant or does not exist, or
+            // clusters could be found by guessing. The access line tells them apart.
             let shown = Refusal::NotAuthorized;
             let refusal = if wanted.cluster.is_some() { shown } else { Refusal::Unknown };
             return Err((method, Denied { refusal, shown, reason: shown.message().into(), detail }));

@@ -26,7 +26,7 @@ pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25,
 pub struct Cluster {
     /// Its name.
     pub name: Tenant,
-    /// From when on it is counted here. Of what was before, nothing is known.
+    /// When counting began here. Nothing is known of the time before.
     pub since: Timestamp,
     open: AtomicU32,
     connecting: AtomicU32,
@@ -34,7 +34,7 @@ pub struct Cluster {
     taken: Taken,
     fair_share: Arc<FairShare>,
     rate: Rate,
-    /// Of its refused clients.
+    /// Limit of log lines about its refused clients.
     pub(crate) lines: LineLimit,
     /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
     /// counters are most of the size of one.
@@ -199,7 +199,7 @@ impl Cluster {
 pub struct ClusterSnapshot {
     /// Connections and tunnel streams open now, those that still connect included.
     pub open: u32,
-    /// Of these, the ones that wait for an endpoint to accept.
+    /// How many of the open ones still wait for an endpoint to accept.
     pub connecting: u32,
     /// HTTP/2 connections of its node agents.
     pub tunnels: u32,

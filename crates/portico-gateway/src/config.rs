@@ -50,8 +50,8 @@ pub struct Config {
     pub removed_endpoint_timeout: Option<Duration>,
     /// Bounds of a cluster that sets none itself; `None` fields are unbounded.
     pub budget: Budget,
-    /// Connections, over all clusters, that have not yet said where they want to go. The oldest of more is
-    /// closed.
+    /// Connections, over all clusters, that have not yet sent where they want to go. If there are more, the
+    /// oldest is closed.
     pub max_handshakes: u32,
     /// Tunnel connections that have shown no accepted identity. The oldest of more is closed.
     pub max_unauthenticated: u32,

@@ -27,7 +27,7 @@ struct Door {
     opened: AtomicU64,
     ended: AtomicU64,
     used: AtomicU64,
-    /// Of the last use, in milliseconds since the gateway started.
+    /// When it was last used, in milliseconds since the gateway started.
     last: AtomicU64,
     clients: Mutex<Vec<Client>>,
 }
@@ -37,10 +37,11 @@ struct Door {
 pub struct DoorSnapshot {
     /// Connections and tunnel streams that reached an endpoint, ever.
     pub opened: u64,
-    /// Of these, the ones that are open.
+    /// How many of those are open now.
     pub open: u64,
-    /// Those that have ended, and clients that were turned away by no fault of their own. A connection by a
-    /// port over which its client sent nothing is none: so do health checks of load balancers.
+    /// Connections and streams that have ended, and clients that were turned away by no fault of their own. A
+    /// connection by a port over which its client sent nothing is not counted: health checks of load
+    /// balancers do that.
     pub used: u64,
     /// When the last of them was, in the time since the gateway started.
     pub last: Option<Duration>,

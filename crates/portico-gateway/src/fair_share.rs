@@ -4,7 +4,7 @@
 //! 1/2; two come to 1/3 each. A cluster that holds nothing gets its first connection while anything is left.
 //! Memory and descriptors are judged separately.
 //!
-//! Of the bytes that tunnels hold for receivers, one cluster may hold the same part of all.
+//! Tunnels hold bytes for receivers. One cluster may hold the same part of all of those.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
@@ -16,7 +16,7 @@ use serde::Serialize;
 /// What one connection takes, for as long as it is open: a little more than was measured at rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cost {
-    /// Of the process and of the kernel, as a control group counts it.
+    /// Memory of the process and of the kernel in KiB, as a control group counts it.
     kib: u32,
     descriptors: u32,
 }

@@ -88,7 +88,7 @@ pub struct FailedPort {
     pub port: u16,
     /// The Service port that is not reached because of that.
     pub backend: BackendId,
-    /// What the system said, or which listener of this process has the port.
+    /// The error of the system, or which listener of this process has the port.
     pub error: Box<str>,
 }
 
@@ -107,7 +107,7 @@ pub enum StartError {
         what: &'static str,
         /// The flag that sets it.
         flag: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A thread or its runtime could not be made.
@@ -284,7 +284,7 @@ impl Gateway {
         self.workers.iter().flat_map(|worker| worker.connections()).collect()
     }
 
-    /// Where each listener is bound. Of two that share a port, both are listed.
+    /// Where each listener is bound. If two listeners share a port, both are listed.
     pub fn listen_addresses(&self) -> Vec<(Listener, SocketAddr)> {
         let mut addresses = self.listeners().addresses();
         if self.shared.config.shared_port
@@ -356,7 +356,7 @@ impl Drop for Gateway {
         drop(self.listeners().close_all());
         self.stop.send_replace(true);
         for thread in self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // A worker that panicked has said so on its own.
+            // A worker that panicked has reported it on its own.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! The table of every way a connection ends: the word for metrics and the access line, the side that caused
-//! it, and what the client gets in its own protocol.
+//! The table of every way a connection ends: the label value for metrics and the access line, the side that
+//! caused it, and what the client gets in its own protocol.
 //!
 //! Every failure before the first byte is copied is a [`Refusal`]; whatever happens afterwards is an [`End`].
 //! A new reason is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`,
@@ -22,7 +22,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// The word for metrics and the access line. Stable.
+    /// The label value for metrics and the access line. Stable.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Downstream => "downstream",
@@ -50,7 +50,7 @@ struct Row {
     message: &'static str,
 }
 
-/// Writes [`Refusal`] from its rows: `Variant: word, side, TLS alert, HTTP status, sentence`.
+/// Writes [`Refusal`] from its rows: `Variant: label value, side, TLS alert, HTTP status, sentence`.
 macro_rules! refusals {
     ($(
         $(#[$doc:meta])*
@@ -79,10 +79,10 @@ macro_rules! refusals {
 }
 
 refusals! {
-    /// The client left, or was gone, before it said where it wants to go: port scans and TCP health checks.
+    /// The client left, or was gone, before it sent where it wants to go: port scans and TCP health checks.
     ClosedEarly: "closed_early", Downstream, None, None,
         "the client left before it said where it wants to go";
-    /// The client said nothing useful within the hello timeout.
+    /// The client sent nothing useful within the hello timeout.
     TooSlow: "too_slow", Downstream, None, Some(408),
         "the client did not say in time where it wants to go";
     /// The first bytes are no ClientHello, request or PROXY header, whichever was due.
@@ -124,7 +124,7 @@ refusals! {
     /// The cluster gets more new connections a second than its budget admits.
     ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), Some(429),
         "the cluster has reached its maximum of new connections per second";
-    /// It had not yet said where it wants to go when its slot was needed for the next connection.
+    /// It had not yet sent where it wants to go when its slot was needed for the next connection.
     MaxHandshakes: "max_handshakes", Gateway, None, None,
         "too many connections are still saying where they want to go";
     /// An unauthenticated connection whose slot was needed for the next one, or that stayed so for too long.
@@ -154,7 +154,7 @@ refusals! {
 }
 
 impl Refusal {
-    /// The word for metrics and the access line. Stable.
+    /// The label value for metrics and the access line. Stable.
     pub fn reason(self) -> &'static str {
         self.row().word
     }
@@ -216,9 +216,9 @@ impl End {
         Self::Memory,
     ];
 
-    /// Word, side, and the code of the RST_STREAM that an HTTP/2 client gets. Without a code the stream ends
-    /// with END_STREAM, by the client itself, or with its connection. A TCP client sees a reset unless it was
-    /// closed in order, or idle with nothing on its way.
+    /// Label value, side, and the code of the RST_STREAM that an HTTP/2 client gets. Without a code the
+    /// stream ends with END_STREAM, by the client itself, or with its connection. A TCP client sees a reset
+    /// unless it was closed in order, or idle with nothing on its way.
     fn row(self) -> (&'static str, Side, Option<u32>) {
         let cut = u32::from(reset::CUT);
         match self {
@@ -234,7 +234,7 @@ impl End {
         }
     }
 
-    /// The word for metrics and the access line. Stable.
+    /// The label value for metrics and the access line. Stable.
     pub fn reason(self) -> &'static str {
         self.row().0
     }

@@ -67,7 +67,7 @@ pub(crate) struct State {
     /// 0, or one more than the index of an [`End`].
     cancel: AtomicU8,
     lasts: AtomicBool,
-    /// Of the task that moves the bytes.
+    /// Wakes the task that moves the bytes.
     waker: AtomicWaker,
 }
 

@@ -25,8 +25,8 @@ pub type Routes = RouteTable<Arc<Upstream>>;
 pub struct RouteStore {
     routes: ArcSwap<Routes>,
     fair_share: Arc<FairShare>,
-    /// What keys lead to. The same values stay while tables are replaced: they count connections. Locked by
-    /// updates and listings, never on the path of a connection.
+    /// What keys lead to. The upstreams stay the same objects while tables are replaced, because they count
+    /// connections. Locked by updates and listings, never on the path of a connection.
     upstreams: Mutex<Upstreams>,
     /// Locked for one look-up or change: a tunnel connection with a certificate looks its cluster up.
     clusters: Mutex<Clusters>,

@@ -51,7 +51,7 @@ pub struct Shared {
     /// Clients refused, in the order of [`Refusal::ALL`].
     refusals: [AtomicU64; Refusal::ALL.len()],
     ends: [AtomicU64; End::ALL.len()],
-    /// Of refused clients whose cluster is not known.
+    /// Limit of log lines about refused clients whose cluster is not known.
     lines: LineLimit,
     lines_left_out: AtomicU64,
     draining: watch::Sender<bool>,
@@ -70,7 +70,7 @@ pub struct Totals {
     pub accept_rests_now: bool,
     /// Times it began to rest.
     pub accept_rests: u64,
-    /// Connections that have not yet said where they want to go.
+    /// Connections that have not yet sent where they want to go.
     pub handshakes: u32,
     /// Bytes that the connections of all clusters take.
     pub connection_memory: usize,
@@ -226,7 +226,7 @@ impl Shared {
         }
     }
 
-    /// Takes a slot of those for connections that have not yet said where they want to go.
+    /// Takes a slot of those for connections that have not yet sent where they want to go.
     pub(crate) fn start_handshake(&self, peer: IpAddr, mode: ProxyMode) -> Slot {
         let is_hop = mode != ProxyMode::Off && self.config.proxy_protocol.trusts(peer);
         self.handshakes.enter((!is_hop).then(|| Source::of(peer)))

@@ -39,7 +39,7 @@ pub(crate) type Files = BTreeMap<&'static str, String>;
 /// ConfigMaps, by name.
 pub(crate) type Configs = Vec<(&'static str, Files)>;
 
-/// Those of the API server.
+/// The ConfigMaps of the API server.
 pub(crate) fn maps(hosting: &HostingSpec, version: Version) -> Configs {
     let mut maps = vec![(EGRESS, Files::from([(EGRESS_KEY, egress())]))];
     maps.extend(audited(hosting).map(|preset| (AUDIT, Files::from([(AUDIT_KEY, audit(preset))]))));

@@ -50,8 +50,8 @@ pub(crate) struct Facts<'a> {
 }
 
 /// Digests of Secrets, for the templates of pods: a change replaces the pods. Certificates and keys of
-/// servers and clients are not in them: programs read those files again, and a renewal restarts nothing. Of
-/// a kubeconfig, the address and the authority are.
+/// servers and clients are left out: programs read those files again, so a renewal restarts nothing. The
+/// digest of a kubeconfig covers its address and authority.
 pub fn digests(secrets: &Secrets) -> Digests {
     let read_once = |name: &str, key: &str| match LEAVES.iter().find(|leaf| leaf.secret == name) {
         None => true,

@@ -93,7 +93,7 @@ pub struct Reach<'a> {
     pub client_ca: Option<&'a str>,
     /// Where agents go, for machines to try before they join.
     pub ways: &'a [Way],
-    /// Whether all are just told of that URL. No node that is away may hold up the others then.
+    /// Whether that URL was published only just now. No node that is away may hold up the others then.
     pub is_new: bool,
 }
 

@@ -135,7 +135,7 @@ impl Facts<'_> {
             launcher_volume(),
         ];
         let etcd = self.scope.cluster.spec.components_override.etcd.as_deref();
-        // Of all programs, etcd decides where the pod runs: it has the volume.
+        // etcd alone decides where the pod runs: it has the volume.
         let placement = Placement {
             tolerations: etcd.map_or(&[], |etcd| &etcd.tolerations),
             node_selector: etcd.map(|etcd| &etcd.node_selector),

@@ -4,9 +4,9 @@ use portico_api::annotations::MAX_HOSTED;
 use portico_api::cluster::Cluster;
 
 /// Whether the control plane of `new`, which is not begun, may be begun on a seed that hosts at most `limit`
-/// clusters. Those that are `begun` count, and are kept whatever the quota is. Of the others there the older
-/// comes first, then the one whose name does; what is paused, ends, or cannot be hosted as it is written
-/// (`usable`) waits for nothing.
+/// clusters. The clusters that are `begun` count, and are kept whatever the quota is. The `others` are begun
+/// in the order of their age, then of their names. A cluster that is paused, ends, or cannot be hosted as it
+/// is written (`usable`) takes no turn.
 pub fn admits<'a>(
     limit: usize,
     new: &Cluster,

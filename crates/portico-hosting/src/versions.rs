@@ -39,7 +39,7 @@ pub struct Minor {
 }
 
 impl Versions {
-    /// Those that this build knows.
+    /// The versions that this build knows.
     pub fn known() -> &'static Self {
         &VERSIONS
     }

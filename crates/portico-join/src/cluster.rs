@@ -1,8 +1,8 @@
 //! What a machine asks the cluster that it joins.
 //!
-//! Over the first connection nobody is verified and nothing secret is said: of what comes back, certificates
-//! with a pinned key count, and a time that only helps to explain failures. All else is asked, with the
-//! token, of a server that the pinned authority vouches for.
+//! Over the first connection nobody is verified and nothing secret is sent. Two things of the answer count:
+//! certificates with a pinned key, and a time that only helps to explain failures. Everything else is asked,
+//! with the token, of a server that the pinned authority vouches for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -66,7 +66,7 @@ pub struct Answers {
 pub struct Asked {
     /// What it says, or why nothing that counts.
     pub answers: anyhow::Result<Answers>,
-    /// What time it is there, if an answer said that.
+    /// The time there, if an answer had one.
     pub time: Option<Timestamp>,
 }
 

@@ -41,7 +41,7 @@ struct Pods {
     evicted: Vec<[String; 3]>,
     /// On their way, by namespace and name.
     leaving: Vec<String>,
-    /// Those that nothing starts elsewhere, by namespace and name.
+    /// Pods that nothing starts elsewhere, by namespace and name.
     alone: Vec<String>,
 }
 

@@ -114,7 +114,7 @@ pub(crate) fn put(file: &NewFile) -> anyhow::Result<()> {
     put_as(file, None)
 }
 
-/// The same, for this user and group.
+/// Like [`put`], and gives the file to this user and group.
 fn put_as(file: &NewFile, owner: Option<(u32, u32)>) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", file.path.display());
     let folder = file.path.parent().with_context(cannot)?;

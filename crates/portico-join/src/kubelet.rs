@@ -131,9 +131,9 @@ pub(crate) fn start(program: &Path, arguments: &[String]) -> anyhow::Result<Chil
     command.spawn().with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Becomes the kubelet, which ends with the process `parent`: what `portico join kubelet` does, which
-/// `start` starts. A process can ask only for itself to be told when its parent ends, and what it then
-/// becomes still is.
+/// Becomes the kubelet, which ends with the process `parent`: what `portico join kubelet` does, which `start`
+/// starts. A process can register only itself for a signal when its parent ends. The registration survives
+/// exec, so the kubelet has it too.
 pub fn turn(parent: i32, program: &Path, arguments: &[OsString]) -> anyhow::Result<Infallible> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot end with the process before")?;
     // It may have ended meanwhile.

@@ -249,7 +249,7 @@ impl Machine {
         Ok(Moved::Done)
     }
 
-    /// Says on the Node what is about to happen. It happens also if that cannot be said.
+    /// Writes on the Node what is about to happen. It happens also if that cannot be written.
     async fn announce(&self, api: &UntrustedApi, said: &str) {
         let (node, now) = (&self.record.node, Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
         let event = json!({"apiVersion": "v1", "kind": "Event", "type": "Normal", "reason": "KubeletMoves",
@@ -381,7 +381,7 @@ fn health_of(paths: &Paths) -> anyhow::Result<Option<SocketAddr>> {
     Ok(health(&config.map_err(|error| anyhow!(error)).with_context(cannot)?))
 }
 
-/// That this machine is nobody's, or another's.
+/// The error that this machine is no node, or another program's.
 fn never(paths: &Paths) -> anyhow::Error {
     let kubeconfig = paths.kubeconfig();
     if kubeconfig.exists() {

@@ -123,7 +123,7 @@ pub(crate) async fn bounded(
     let host = config.cluster_url.host().unwrap_or_default();
     config.tls_server_name = host.strip_suffix('.').map(str::to_owned);
     if config.accept_invalid_certs {
-        // Else those of the system are read for nothing, and a machine that has none fails.
+        // Otherwise the roots of the system are read for nothing, and a machine that has none fails.
         config.root_cert.get_or_insert_default();
     }
     let service = service(&config, Arc::new(dialer), connect_timeout).map_err(refused)?;

@@ -46,7 +46,7 @@ pub enum Severity {
     Warning,
 }
 
-/// What is to be said about an object.
+/// One Event about an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note<'a> {
     /// How it is marked.

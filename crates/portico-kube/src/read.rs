@@ -63,9 +63,9 @@ struct PageMeta {
 pub enum Selector<'a> {
     /// All of them.
     All,
-    /// Those with these labels.
+    /// The objects with these labels.
     Labels(&'a str),
-    /// Those with these fields. Only a few fields of each kind can be asked for.
+    /// The objects with these fields. Only a few fields of each kind can be asked for.
     Fields(&'a str),
 }
 

@@ -32,10 +32,10 @@ const LIST_DEADLINE: Duration = Duration::from_secs(60);
 /// Time limit for the head of the response to a watch. An API server sends it at once.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A watch without a word for longer is lost: it should have ended, or sent a bookmark.
+/// A watch that is silent for longer is lost: it should have ended, or sent a bookmark.
 const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 
-/// A watch that ends sooner has failed, whatever it said: another at once would be a busy loop.
+/// A watch that ends sooner has failed, whatever it sent: another at once would be a busy loop.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
 /// Failures in a row after which everything is listed anew: the resourceVersion itself may be refused, as by

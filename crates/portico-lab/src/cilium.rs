@@ -18,7 +18,7 @@ const CHECKSUM: &str = "h1:ZqxNBoVLMYbJIYiKXWXna5kxd4XiE9IRww9vdaKJZoo=";
 /// Where they are in the module.
 const FOLDER: &str = "pkg/k8s/apis/cilium.io/client/crds/v2";
 
-/// Of pods, and of nodes.
+/// The network policies of pods, and of nodes.
 const KINDS: [&str; 2] = ["ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies"];
 
 /// Defines Cilium's network policies and waits until the API server serves them.

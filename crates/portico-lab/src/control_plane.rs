@@ -95,18 +95,19 @@ impl Access {
         Access { server, detour: Detour::default(), authority, dir: dir.to_path_buf() }
     }
 
-    /// The same cluster by another way: through a gateway, or by another address.
+    /// Access to this cluster by another way: through a gateway, or by another address.
     pub fn through(&self, server: &str) -> Access {
         Access { server: server.to_owned(), detour: Detour::default(), ..self.clone() }
     }
 
-    /// The same way, but asking for this name in TLS whatever the URL says.
+    /// Access by this way, but asking for this name in TLS whatever the URL says.
     pub fn with_server_name(&self, name: &str) -> Access {
         let detour = Detour { server_name: Some(name.to_owned()), ..self.detour.clone() };
         Access { detour, ..self.clone() }
     }
 
-    /// The same way, but by a proxy (`http://HOST:PORT`) that is asked to CONNECT to the URL's host and port.
+    /// Access by this way, but through a proxy (`http://HOST:PORT`) that is asked to CONNECT to the URL's
+    /// host and port.
     pub fn by_proxy(&self, proxy: &str) -> Access {
         let detour = Detour { proxy: Some(proxy.to_owned()), ..self.detour.clone() };
         Access { detour, ..self.clone() }

@@ -135,7 +135,7 @@ impl RawClient {
         Self::over(socket, gateway.ip(), config, patience)
     }
 
-    /// The same over a socket that is connected already.
+    /// Like [`Self::connect`], over a socket that is connected already.
     ///
     /// # Errors
     /// Says what is wrong with the TLS of the gateway.

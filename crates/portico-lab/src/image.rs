@@ -61,12 +61,12 @@ impl Image {
         self
     }
 
-    /// The same under another name, as of another version.
+    /// This image under another name, as if it were another version.
     pub fn named(self, name: &str) -> Image {
         Image { name: name.to_owned(), ..self }
     }
 
-    /// The same under one name more.
+    /// Gives the image one more name.
     fn also_named(mut self, name: String) -> Image {
         self.more_names.push(name);
         self

@@ -67,7 +67,7 @@ pub use seed::Seed;
 pub use steps::{Steps, say};
 pub use user_cluster::UserCluster;
 
-/// The size of a proof: `short` in CI, `long` for `scripts/prove`, which sets `PORTICO_PROVE`.
+/// The size of a long-running test: `short` in CI, `long` for `scripts/prove`, which sets `PORTICO_PROVE`.
 pub fn long_form<T>(short: T, long: T) -> T {
     if std::env::var_os("PORTICO_PROVE").is_some() { long } else { short }
 }

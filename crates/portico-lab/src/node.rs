@@ -80,7 +80,7 @@ impl Node {
         Node::join_with_names(host, access, pod_cidr, None)
     }
 
-    /// The same, and pods ask this name server.
+    /// Like [`Self::join`], and pods ask this name server.
     pub fn join_with_names(
         host: &Host,
         access: &Access,

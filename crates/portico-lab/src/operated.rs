@@ -27,7 +27,7 @@ use crate::{konnectivity, programs, wait};
 pub const CLUSTERS: [(&str, &str); 3] =
     [("by-port", "NodePort"), ("by-balancer", "LoadBalancer"), ("by-name", "Tunneling")];
 
-/// Clusters that are not there yet: stories have them hosted. The operator is told of their names before.
+/// Clusters that are not there yet: stories have them hosted. The operator gets their names beforehand.
 pub const HOSTED: [(&str, &str); 3] =
     [("hosted", "Tunneling"), ("hosted-port", "NodePort"), ("hosted-balancer", "LoadBalancer")];
 
@@ -157,7 +157,7 @@ pub fn install(seed: &Seed, front: Ipv4Addr) -> Result<()> {
         kubectl.run(&["apply", "--server-side", "-f", &path])?;
     }
     let operator = fs::read_to_string(deploy.join("operator.yaml")).context("reading operator.yaml")?;
-    // The seed has no name server: the operator is told what everybody's DNS would say.
+    // The seed has no name server: the operator is configured with what public DNS would answer.
     let before = "      serviceAccountName: portico-operator\n";
     ensure!(operator.matches(before).count() == 1, "operator.yaml: one pod has {before:?}");
     let names = BEHIND_THE_FRONT.map(external_name);
@@ -182,7 +182,8 @@ pub fn cluster_object((name, strategy): (&str, &str), version: &str) -> Value {
             "cloud": {"dc": "lab-1", "bringyourown": {}}}})
 }
 
-/// Nor has a user cluster a name server. A Deployment of Konnectivity's agents keeps what others add to it.
+/// User clusters have no name server either. A Deployment of Konnectivity's agents keeps what others add to
+/// it.
 pub fn tell_agents(inside: &Kubectl, deployment: &str, name: &str, front: Ipv4Addr) -> Result<()> {
     let name = external_name(name);
     let names = [format!("konnectivity-server.{name}"), name];

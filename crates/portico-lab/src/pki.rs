@@ -49,7 +49,7 @@ impl Certificate {
         Self::leaf(common_name, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// That of a tunnel client of cluster `name`: a client of organisation `portico:cluster:NAME`.
+    /// The profile of a tunnel client of cluster `name`: a client of organisation `portico:cluster:NAME`.
     pub fn cluster(name: &str) -> Self {
         Self::client("agent").organisation(&format!("portico:cluster:{name}"))
     }

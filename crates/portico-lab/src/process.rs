@@ -72,10 +72,10 @@ impl Process {
         }
     }
 
-    /// Waits until its log contains `text`; fails early if it ends without having said so.
+    /// Waits until its log contains `text`; fails early if the process ends before.
     pub fn wait_for_log(&self, text: &str, limit: Duration) -> Result<()> {
         wait::until(&format!("{text:?} in the log of {}", self.name), limit, || {
-            // In this order: what it said just before it ended counts.
+            // In this order: what it logged just before it ended counts.
             let running = self.check();
             if self.log().contains(text) {
                 return Ok(());

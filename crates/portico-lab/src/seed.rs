@@ -35,7 +35,8 @@ impl Seed {
         Seed::start_with(lab, None)
     }
 
-    /// The same with a name server: pods find Services, and pods of a StatefulSet, by their names.
+    /// Like [`Self::start`], with a name server: pods find Services, and pods of a StatefulSet, by their
+    /// names.
     pub fn start_with_names(lab: &Lab) -> Result<Seed> {
         let coredns = Image::coredns()?;
         let seed = Seed::start_with(lab, Some(NAME_SERVER))?;
@@ -101,7 +102,7 @@ impl Seed {
         Ok(address)
     }
 
-    /// The same with an address that was known before ([`Lab::free_address`]).
+    /// Gives the Service an address that was known before ([`Lab::free_address`]).
     pub fn give_this_address(&self, namespace: &str, service: &str, address: Ipv4Addr) -> Result<()> {
         let status = json!({"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}).to_string();
         self.kubectl.run(&[

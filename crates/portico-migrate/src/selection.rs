@@ -25,7 +25,7 @@ pub struct Found {
     pub record: Option<ExposedClusterSpec>,
 }
 
-/// Those that are selected, by name.
+/// The clusters that are selected, by name.
 pub type Selection = BTreeMap<String, Found>;
 
 /// Lists the Clusters with these labels, and what is recorded of them.

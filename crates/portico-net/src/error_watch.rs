@@ -29,7 +29,7 @@ impl<'a> ErrorWatch<'a> {
         watch.as_mut().poll(cx)
     }
 
-    /// The same for a peer that has ended its direction: ready also when it [is gone](Socket::gone).
+    /// Like [`Self::poll`] for a peer that ended its direction: ready also when it [is gone](Socket::gone).
     pub fn poll_gone<H>(&mut self, handle: &H, cx: &mut Context<'_>) -> Poll<()>
     where
         H: Deref<Target: Socket> + Clone + Send + Sync + 'a,

@@ -45,7 +45,7 @@ pub enum End {
     },
     /// No byte moved for the idle timeout.
     Idle,
-    /// [`Meter::poll_cut`] said so.
+    /// [`Meter::poll_cut`] reported it.
     Cut,
     /// It held bytes that its receiver did not take while the memory budget was used up.
     Memory,

@@ -1,5 +1,5 @@
-//! Bounds work that peers cause: in all, and of each key, so that one that causes much leaves the others
-//! theirs. A key is what peers are told apart by: a cluster, or an address.
+//! Bounds work that peers cause: in all, and for each key, so that a peer that causes much leaves others
+//! their share. A key is what separates peers: a cluster, or an address.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 pub struct Permits<K> {
     all: Semaphore,
     of_each: usize,
-    /// Of the keys with work under way or waiting.
+    /// The keys with work under way or waiting, and the permits of each.
     keys: Mutex<HashMap<K, Weak<Semaphore>>>,
 }
 

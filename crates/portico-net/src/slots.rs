@@ -1,7 +1,7 @@
 //! Bounds connections that hold something here and have earned nothing yet: the oldest is evicted for the
 //! next.
 //!
-//! There are two kinds: connections that have not yet said where they want to go, on every listener, and
+//! There are two kinds: connections that have not yet sent where they want to go, on every listener, and
 //! tunnel connections that have shown no accepted identity. An honest client is through within a round trip
 //! or two. One that is not belongs to a misconfigured agent, which may stay while there is room, or to a
 //! flood, which evicts itself: once the slots are used up, an address that holds more than half of them loses
@@ -63,7 +63,7 @@ impl Source {
 struct State {
     entries: Slab<Entry>,
     all: Queue,
-    /// Of those whose source is known. None is empty.
+    /// The entries whose source is known, by source. No queue is empty.
     sources: HashMap<Source, Queue>,
     /// The last source that held more than its share.
     heavy: Option<Source>,

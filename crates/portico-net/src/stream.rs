@@ -51,7 +51,7 @@ pub trait Socket: AsFd + Send + Sync {
     /// Writes what the socket takes, without waiting.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// The same from several slices.
+    /// Like [`Self::try_write`], from several slices.
     fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
     /// Resolves once the socket has failed: a reset, or a time-out. Needs no read interest.
@@ -265,7 +265,8 @@ pub fn receive(from: &impl Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
     attempt(from, Interest::READABLE, call, |read| read > 0 && read < room)
 }
 
-/// The same without a look at whether tokio holds the socket for ready, and without telling it.
+/// Like [`receive`], but neither asks whether tokio holds the socket for ready, nor reports the result to
+/// tokio.
 pub fn receive_now(from: &impl Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
     retry_on_intr(|| rustix::net::recv(from.as_fd(), &mut *buffer, RecvFlags::empty())).map(|(read, _)| read)
 }

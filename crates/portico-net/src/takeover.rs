@@ -2,10 +2,11 @@
 //! replaces another.
 //!
 //! The running process offers its sockets on a Unix socket. A successor connects, receives them
-//! (`SCM_RIGHTS`), begins to accept on those whose address it is told to listen on, and says so; only then
-//! does the old process stop accepting and drain. At no moment is a socket closed that a connection waits in,
-//! unless its address is given up. Whichever side fails on the way, the other goes on: the old process as if
-//! nothing had been asked, a successor, which learns it from [`Predecessor::gone`], with the sockets it has.
+//! (`SCM_RIGHTS`), begins to accept on those whose address it is configured to listen on, and confirms that.
+//! Only then does the old process stop accepting and drain. A socket that a connection waits in is never
+//! closed, unless its address is given up. Whichever side fails on the way, the other goes on: the old
+//! process as if nothing had been asked, a successor, which learns it from [`Predecessor::gone`], with the
+//! sockets it has.
 //!
 //! The protocol, over `SOCK_SEQPACKET` so that messages keep their bounds: the old process sends any number
 //! of messages, each a JSON list of listener names with as many descriptors, then an empty list; the
@@ -66,7 +67,7 @@ pub enum TakeOverError {
         what: &'static str,
         /// The Unix socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// Something else is at the path: it would be lost.
@@ -101,7 +102,7 @@ pub enum TakeOverError {
     },
 }
 
-/// A running process whose sockets were received, and which waits to hear that they are in use.
+/// A running process whose sockets were received, and which waits for the confirmation that they are in use.
 #[derive(Debug)]
 pub struct Predecessor {
     connection: UnixStream,
@@ -245,7 +246,7 @@ impl Predecessor {
 #[derive(Debug)]
 pub struct Offer {
     listening: UnixListener,
-    /// Whether a successor has the sockets and has not said yet that it accepts.
+    /// Whether a successor has the sockets and has not confirmed yet that it accepts.
     successor: AtomicBool,
 }
 

@@ -70,7 +70,7 @@ mod tests {
             assert_eq!(level(side * 7_199, Some(false)), Some(false));
             assert_eq!(level(side * 7_140, Some(false)), Some(true));
         }
-        // What is said is the same at each look.
+        // The message is the same at each look.
         assert_eq!(judged(seconds(400), None), judged(seconds(4_000), Some(true)));
         assert!(judged(seconds(-400), None).unwrap().1.contains("behind"));
     }

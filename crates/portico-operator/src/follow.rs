@@ -68,7 +68,7 @@ where
     T: Send + 'static,
 {
     status.watch(kind, |_| ());
-    // That of this watch: there may be several of a kind, and another one that works does not end it.
+    // The error of this watch: there may be several of a kind, and another one that works does not end it.
     let mut failing: Option<String> = None;
     watched.filter_map(move |progress| {
         let now = Instant::now();

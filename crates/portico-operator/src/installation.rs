@@ -30,7 +30,7 @@ pub(crate) struct SeveralConfigurations;
 
 /// All objects of one kind.
 pub(crate) struct Reflector<K: ServedKind> {
-    /// Those that cannot be read and have no earlier version are in it too.
+    /// Objects that cannot be read and have no earlier version are in it too.
     store: Store<Served<K>>,
     /// They have been asked for: they are known, not served, or cannot be read now.
     asked: AtomicBool,

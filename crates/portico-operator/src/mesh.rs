@@ -53,7 +53,7 @@ fn members_of(slices: &[EndpointSlice]) -> Members {
         let Some(node) = &endpoint.node_name else { continue };
         let member = members.entry(node.clone()).or_default();
         member.addresses.extend(endpoint.addresses.iter().filter_map(|text| text.parse::<IpAddr>().ok()));
-        // Without a word it is ready, as Kubernetes has it.
+        // An endpoint without this condition is ready, as Kubernetes has it.
         let is_ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true);
         member.is_ready |= is_ready;
     }

@@ -1,6 +1,6 @@
 //! The seed's API server was away: an Event says so once it is back, because nothing can be written before.
 //!
-//! By the watch of Seeds, which hears from the API server every minute at least.
+//! The watch of Seeds shows it: the API server sends something on it every minute at least.
 
 use std::time::Duration;
 

@@ -67,7 +67,7 @@ pub struct WebhookStatus {
     /// When the certificate ends that this process serves, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate_ends: Option<i64>,
-    /// Whether the API server is told to ask; on the leader alone.
+    /// Whether the API server is configured to ask; on the leader alone.
     pub registered: bool,
     /// Why it is not; on the leader alone.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -330,7 +330,7 @@ impl ClusterPki {
 
     fn names(&self, names: NamesOf) -> Names {
         match names {
-            // Of the seed, and of no cluster.
+            // These certificates belong to the seed, and to no cluster.
             NamesOf::Client | NamesOf::Front | NamesOf::Webhook => Names::default(),
             NamesOf::ApiServer => self.api_server.clone(),
             NamesOf::Konnectivity => self.konnectivity.clone(),

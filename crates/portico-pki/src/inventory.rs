@@ -62,7 +62,7 @@ impl Signer {
     pub const ALL: [Self; 6] =
         [Self::Tunnel, Self::Webhook, Self::Cluster, Self::Clients, Self::FrontProxy, Self::Etcd];
 
-    /// Those that each cluster has.
+    /// The signers that each cluster has.
     pub const OF_A_CLUSTER: [Self; 4] = [Self::Cluster, Self::Clients, Self::FrontProxy, Self::Etcd];
 
     /// The Secret that holds it, under [`CA_CERTIFICATE`] and [`CA_KEY`].

@@ -150,7 +150,7 @@ impl Kubeconfig {
         portico_yaml::write(&file)
     }
 
-    /// The same way in with a client certificate: that of `before` while it is good, else a new one. Another
+    /// This way in with a client certificate: that of `before` while it is good, else a new one. Another
     /// address alone issues nothing, so that copies of the former file work as long as that address answers.
     pub fn with_certificate(
         mut self,

@@ -35,7 +35,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Those of a certificate.
+    /// The names of a certificate.
     pub(crate) fn of(pem: &str) -> Result<Self, String> {
         let (der, _) = certificate::first(pem)?;
         let mut names = Self::default();

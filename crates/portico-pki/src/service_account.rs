@@ -49,7 +49,7 @@ impl ServiceAccountKeys {
         Ok(Self { signing: signing.to_owned(), verifying: verifying.to_owned() })
     }
 
-    /// The same keys, and the public key of `other`, whose tokens are accepted from then on.
+    /// These keys, and the public key of `other`, whose tokens are accepted from then on.
     ///
     /// # Errors
     /// `other` has no private key that can be read.

@@ -95,12 +95,13 @@ impl Facts {
         self.ports.get(setting).copied()
     }
 
-    /// The same, and the defaults of `product` for what is not known.
+    /// These facts, with the defaults of `product` for what is not known.
     pub fn or_defaults(&self, product: &Product) -> Self {
         self.or(product.defaults)
     }
 
-    /// The same, and the defaults that all products share for what is not known: clusters tell the rest.
+    /// These facts, with the defaults that all products share for what is not known: clusters supply the
+    /// rest.
     pub fn or_general_defaults(&self) -> Self {
         self.or(&[])
     }

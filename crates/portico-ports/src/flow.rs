@@ -116,11 +116,11 @@ impl Serialize for Conditions {
 /// Which flows are asked for.
 #[derive(Debug, Clone, Default)]
 pub struct Query {
-    /// Of these products; of all if there is none.
+    /// The flows of these products; of all if there is none.
     pub products: Vec<&'static Product>,
     /// With this role at one end, by its key or its name in a table.
     pub role: Option<String>,
-    /// Of an installation of which this is known.
+    /// What is known of the installation.
     pub facts: Facts,
 }
 

@@ -20,8 +20,8 @@ use serde_json::Value;
 use crate::facts::Facts;
 use crate::model::{self, Place, Role};
 
-/// The word for every address, of both families. Nothing else stands for all of them, and nothing is assumed
-/// to be.
+/// The keyword for every address, of both families. Nothing else stands for all of them, and nothing is
+/// assumed to be.
 const ANY: &str = "any";
 
 /// Most addresses of one inventory: a site of hundreds of clusters lists networks, not every machine.
@@ -56,7 +56,7 @@ impl Addresses {
         self.networks.iter().copied().filter(move |network| network.addr().is_ipv6() == ipv6)
     }
 
-    /// Those of its networks that are one address.
+    /// Those of its networks that are one address, as addresses.
     pub fn hosts(&self) -> impl Iterator<Item = IpAddr> {
         let is_host = |network: &&IpNet| network.prefix_len() == network.max_prefix_len();
         self.networks.iter().filter(is_host).map(IpNet::addr)

@@ -11,7 +11,7 @@ use crate::nearest::UnknownWord;
 /// A product whose requirements the model has.
 #[derive(Debug)]
 pub struct Product {
-    /// Its word on the command line: `kkp`.
+    /// Its key on the command line: `kkp`.
     pub key: &'static str,
     /// Its name.
     pub title: &'static str,
@@ -28,7 +28,7 @@ pub struct Product {
 pub struct Role {
     /// The product it belongs to.
     pub product: &'static str,
-    /// Its word on the command line and in an inventory: `worker`.
+    /// Its key on the command line and in an inventory: `worker`.
     pub key: &'static str,
     /// The names that the tables give it: `User cluster nodes`.
     pub names: &'static [&'static str],
@@ -165,7 +165,7 @@ pub enum Overridable {
 }
 
 impl Overridable {
-    /// Its word.
+    /// Its name in the model.
     pub fn name(self) -> &'static str {
         match self {
             Self::Yes => "yes",
@@ -272,7 +272,7 @@ pub struct ClusterCost {
 /// What a load balancer of a provider can hold.
 #[derive(Debug)]
 pub struct LoadBalancer {
-    /// Its word on the command line: `aws-nlb`.
+    /// Its key on the command line: `aws-nlb`.
     pub key: &'static str,
     /// Its name.
     pub title: &'static str,
@@ -332,7 +332,7 @@ pub fn load_balancers() -> &'static [LoadBalancer] {
     generated::LOAD_BALANCERS
 }
 
-/// The product of this word.
+/// The product with this key.
 ///
 /// # Errors
 /// If there is none; the error has the nearest.
@@ -344,7 +344,7 @@ pub fn product(key: &str) -> Result<&'static Product, UnknownWord> {
         .ok_or_else(|| UnknownWord::new("product", key, products.iter().map(|product| product.key)))
 }
 
-/// The load balancer of this word.
+/// The load balancer with this key.
 ///
 /// # Errors
 /// If there is none; the error has the nearest.
@@ -367,7 +367,7 @@ pub fn fact(key: &str) -> Result<&'static Fact, UnknownWord> {
 }
 
 impl Product {
-    /// The role of this word, or of a name in the tables.
+    /// The role with this key, or with this name in the tables.
     pub fn role(&self, word: &str) -> Option<&'static Role> {
         let is = |known: &&str| known.eq_ignore_ascii_case(word);
         self.roles.iter().find(|role| is(&role.key) || role.names.iter().any(&is))
@@ -384,7 +384,7 @@ impl Product {
     }
 }
 
-/// The roles of `products` that have this word or name.
+/// The roles of `products` that have this key or name.
 ///
 /// # Errors
 /// If there is none; the error has the nearest.

@@ -57,7 +57,7 @@ pub struct SiteDatacenter {
 /// Whether rows of NodePorts have the ports that are taken, or all that may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodePorts {
-    /// Those that clusters have now.
+    /// The NodePorts that clusters have now.
     Allocated,
     /// The range that new clusters will get theirs from.
     WholeRange,

@@ -1,4 +1,4 @@
-//! Many checks: in parallel, within a bound, at a pace, with a word to the caller after each.
+//! Many checks: in parallel, within a bound, at a pace, with a progress call after each.
 //!
 //! The pace counts what opens a conversation: a SYN, or a first datagram. A check that is not answered sends
 //! three to five packets in its time.
@@ -25,7 +25,7 @@ pub enum What {
         /// What the service should present.
         tls: Option<Box<tls::Server>>,
     },
-    /// The same to a name, by its first address that accepts.
+    /// Like [`What::Tcp`], to a name, at its first address that accepts.
     TcpByName {
         /// Where to.
         target: Target,
@@ -114,8 +114,8 @@ pub struct Tools {
     pub limits: Limits,
 }
 
-/// Runs all checks. `progress` hears of each that has ended, by its place in the list; the result has their
-/// order.
+/// Runs all checks. `progress` is called for each that has ended, with its place in the list. The result has
+/// the order of `checks`.
 pub async fn run(
     checks: &[What],
     tools: &Tools,
@@ -142,7 +142,7 @@ pub async fn run(
 }
 
 impl Outcome {
-    /// Of a check without a clock.
+    /// The outcome of a check without a clock.
     #[must_use]
     pub fn of(seen: Observation) -> Self {
         Self { seen, responder: None, ahead_millis: None }

@@ -331,7 +331,7 @@ fn local_port(planned: &Planned, seen: &Observation, expected: &Expectations) ->
             let what = format!("stop {by}, or have it use another port than {port}");
             (Status::Failed, remedy("the owner of this machine", what))
         }
-        // Of what is installed, nothing says better that it runs.
+        // A port in use is the best evidence that what is installed there runs.
         Observation::Taken { .. } => (Status::Note, None),
         _ => (
             Status::Inconclusive,

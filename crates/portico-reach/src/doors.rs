@@ -1,5 +1,5 @@
-//! Which door of a cluster users have been told of, and what becomes of another one beside it: as its
-//! ExposedCluster records it. What the Cluster itself says is what is wanted.
+//! Which door of a cluster is published, and what becomes of another one beside it, as its ExposedCluster
+//! records it. The Cluster itself only has what is wanted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::links::{LONGEST, Link};
 
-/// What users of a cluster have been told of, by the name of the cluster; or why its record cannot be used.
+/// The published door of each cluster, by the name of the cluster; or why its record cannot be used.
 pub(crate) type Doors = BTreeMap<Arc<str>, Result<Now, String>>;
 
 /// A migration that is under way, or wanted.
@@ -88,7 +88,7 @@ fn spec_of(found: Value, cluster: &Cluster) -> anyhow::Result<ExposedClusterSpec
     Ok(exposed.spec)
 }
 
-/// That the record of a cluster cannot be used: which door users have been told of is not known then.
+/// That the record of a cluster cannot be used: which door is published is not known then.
 pub(crate) fn unusable(why: &str) -> Link {
     Link::unknown("ExposedCluster", why, "correct it; meanwhile the strategy of the Cluster is taken for it")
 }

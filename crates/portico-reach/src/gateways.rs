@@ -92,7 +92,7 @@ fn rows_of(routes: &Value) -> HashMap<String, Row> {
     routes["routes"].as_array().into_iter().flatten().map(row).collect()
 }
 
-/// The state as one word, and what else is said of it.
+/// The state as one word, and what else is reported about it.
 fn state_of(state: &Value) -> String {
     state.as_str().map_or_else(|| state.to_string(), str::to_owned)
 }

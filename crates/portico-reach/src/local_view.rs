@@ -10,7 +10,7 @@ use portico_preflight::{Observation, TlsSession};
 use crate::chain::Chain;
 use crate::links::Link;
 
-/// A clock may differ by that much before it is worth a word, in milliseconds.
+/// A clock may differ by that much before a warning is due, in milliseconds.
 const CLOCK_SKEW: i64 = 60_000;
 
 /// Name and handshake.

@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Signers backdate by minutes, and the end follows from that.
 const SLACK: Duration = Duration::from_mins(10);
 
-/// Most characters of the cluster's words that get into a message.
+/// Most characters of the cluster's text that get into a message.
 const QUOTED: usize = 200;
 
 /// The way that `admin` has, with a certificate of this user, who is in this group: names of 1 to 64

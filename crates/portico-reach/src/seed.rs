@@ -81,8 +81,8 @@ impl SeedSnapshot {
         &self.clusters
     }
 
-    /// The strategy in force for a cluster: that of the door that users have been told of. Where nothing is
-    /// recorded, or nothing that can be used, the Cluster's own; `None` if that names none.
+    /// The strategy in force for a cluster: that of the published door. Where nothing is recorded, or nothing
+    /// that can be used, the Cluster's own; `None` if that names none.
     pub fn in_force(&self, cluster: &Cluster) -> Option<ExposeStrategy> {
         self.recorded(cluster).map(|now| now.first).or_else(|| cluster.spec.expose_strategy.get().copied())
     }

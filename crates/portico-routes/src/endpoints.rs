@@ -84,8 +84,8 @@ pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Int
 }
 
 /// The ready endpoints of the Service port named `port_name`, but for addresses that are refused: sorted,
-/// without repetition. An unnamed Service port takes any port of its slices: it is the only one. Of too many,
-/// the first as written, by slice.
+/// without repetition. An unnamed Service port takes any port of its slices: it is the only one. If there are
+/// too many, the first as written count, by slice.
 pub(crate) fn ready(
     slices: &[SliceFacts],
     port_name: &str,

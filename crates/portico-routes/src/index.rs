@@ -76,7 +76,7 @@ pub struct RouteIndex {
     pub(crate) targets: TargetIndex,
     /// The ClusterIPs of all Services: a connection to one passes the allow list of that cluster by.
     pub(crate) cluster_ips: HashSet<IpAddr>,
-    /// Those that came or went since the last commit.
+    /// The cluster IPs that came or went since the last commit.
     pub(crate) changed_cluster_ips: HashSet<IpAddr>,
     /// Services that nodes lead to and that are not exposed here: one of them leads to the gateway.
     pub(crate) fronts: BTreeSet<ObjectKey>,

@@ -16,7 +16,7 @@ impl RouteIndex {
         }
         let first = ObjectKey { namespace: Arc::clone(&namespace), name: "".into() };
         let in_namespace = self.services.range(first..).take_while(|(key, _)| key.namespace == namespace);
-        // Those that are not exposed too: the list holds for their endpoints and NodePorts.
+        // Includes Services that are not exposed: the list holds for their endpoints and NodePorts.
         let (keys, entries): (Vec<ObjectKey>, Vec<&ServiceEntry>) =
             in_namespace.map(|(key, entry)| (key.clone(), entry)).unzip();
         let services: Vec<_> = entries.into_iter().filter_map(|entry| entry.service.clone()).collect();

@@ -132,7 +132,7 @@ impl RouteIndex {
     }
 }
 
-/// Of two ports of one Service.
+/// The message about two ports of one Service that claim the same key.
 fn same_service(key: &RouteKey, winner: &Claim, loser: &Claim) -> String {
     let (first, second) = (winner.port(), loser.port());
     let ports =

@@ -39,7 +39,7 @@ use crate::watch::Watcher;
 /// Pause between two rescans, for what inotify does not tell. A rescan costs some 2 µs a file.
 const RESCAN: Duration = Duration::from_secs(30);
 
-/// The same while inotify is known to be blind somewhere: too many folders, or no directory.
+/// Pause between two rescans while inotify is known to be blind somewhere: too many folders, or no directory.
 const RESCAN_BLIND: Duration = Duration::from_millis(500);
 
 /// Length of the queue of steps. One is applied, one waits; more would only hold memory.

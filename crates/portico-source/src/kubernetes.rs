@@ -47,7 +47,7 @@ use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
 /// Pause between two discoveries of the kinds of KKP.
 const DISCOVERY_PERIOD: Duration = Duration::from_secs(30);
 
-/// The same until it is known what clusters allow.
+/// Pause between two discoveries until it is known what clusters allow.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(2);
 
 /// Time limit of a discovery.
@@ -86,7 +86,7 @@ pub enum ClustersFrom {
 pub struct UnknownClustersFrom;
 
 impl ClustersFrom {
-    /// The word for it.
+    /// Its name, as in the flag and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -35,7 +35,7 @@ pub enum ListError {
     Failed {
         /// What was listed.
         kind: Kind,
-        /// What was said.
+        /// The error text.
         reason: String,
     },
     /// The API server did not answer in time.

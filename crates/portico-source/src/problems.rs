@@ -24,7 +24,7 @@ struct Alike {
     other_files: BTreeSet<Option<Arc<Path>>>,
 }
 
-/// Sorts `problems`. Of many warnings alike the first stay, and one says how many files have more.
+/// Sorts `problems`. If many warnings are alike, the first ones stay, and one says how many files have more.
 pub(crate) fn summarised(mut problems: Vec<ManifestProblem>) -> Vec<ManifestProblem> {
     problems.sort();
     let mut by_reason: BTreeMap<(&'static str, String), Alike> = BTreeMap::new();

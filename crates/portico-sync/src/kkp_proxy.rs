@@ -319,7 +319,7 @@ pub fn unprojected(objects: &[Object]) -> Vec<Problem> {
     for object in objects {
         let Object::Cluster(cluster) = object else { continue };
         let exposed = exposed.get(&cluster.name());
-        // Of a migration the Cluster says only where it leads.
+        // The Cluster only says where a migration leads.
         let migrates = exposed.filter(|exposed| exposed.spec.migration.is_some());
         let doors = migrates
             .map(|exposed| Doors { first: cluster.status.address.clone(), ..Doors::of(&exposed.spec) });

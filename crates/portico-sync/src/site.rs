@@ -103,7 +103,7 @@ impl Site {
     ) -> Result<Self, SiteError> {
         let loaded = read_directory(directory)?;
         match read_as.unwrap_or_else(|| looks_like(&loaded.objects)) {
-            // ExposedClusters are not read from files, so nothing is said about them.
+            // ExposedClusters are not read from files, so nothing is reported about them.
             ReadAs::Seed => Ok(Self::of(loaded, ReadAs::Seed, PersistedState::default(), settings)),
             ReadAs::Directory => {
                 // NodePorts and strategies that a gateway remembers are reported as they are; other numbers

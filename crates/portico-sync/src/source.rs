@@ -44,7 +44,7 @@ pub struct SourceSettings {
     pub kubeconfig: Option<PathBuf>,
     /// The only namespace in use, if there is one.
     pub namespace: Option<String>,
-    /// Of a Kubernetes API: where it comes from what a cluster allows.
+    /// For a Kubernetes API: where it comes from what a cluster allows.
     pub clusters_from: ClustersFrom,
     /// The annotations that expose a Service.
     pub expose_annotations: ExposeKeys,
@@ -52,8 +52,8 @@ pub struct SourceSettings {
     pub endpoints: EndpointRules,
     /// The one Seed that counts; `None` for all of them.
     pub seed: Option<String>,
-    /// Whether, for all that the gateway is told, connections may come without the addresses of their
-    /// clients; a Service in front may say better.
+    /// Whether, as far as the gateway's configuration shows, connections may come without the addresses of
+    /// their clients; a Service in front may show otherwise.
     pub masked_clients: bool,
     /// Addresses of the gateway itself.
     pub own_addresses: Vec<IpAddr>,

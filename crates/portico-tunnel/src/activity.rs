@@ -38,17 +38,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Activity {
     process: MemoryBudget,
     connection: MemoryBudget,
-    /// Of the cluster that the connection counts for, once that is known.
+    /// Memory of the cluster that the connection counts for, once that is known.
     cluster: OnceLock<MemoryBudget>,
     /// Bytes that wait for the peer. Evicted, the connection ends.
     to_peer: Reservation,
-    /// Those of them that h2 has written, and that wait below it.
+    /// The bytes of `to_peer` that h2 has written, and that wait below it.
     behind: AtomicUsize,
     /// Memory held because the peer has not finished: a partial frame, and before authentication its
     /// unanswered requests and the connection itself. Evicted, the connection ends.
     from_peer: Reservation,
     authenticated: AtomicBool,
-    /// Of `from_peer`, what an unfinished frame takes; the number of that frame, 0 for none.
+    /// The part of `from_peer` that an unfinished frame takes. `frame` is the number of that frame, 0 for
+    /// none.
     frame_bytes: AtomicUsize,
     frame: AtomicU64,
     /// Requests under way that came before the client had authenticated.
@@ -68,12 +69,12 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Of a connection that holds bytes within the budget of the process, and no more than 32 MiB of it.
+    /// The activity of a connection that holds bytes within the budget of the process, at most 32 MiB of it.
     pub fn new(process: &MemoryBudget) -> Self {
         Self::within(process, CONNECTION_MEMORY)
     }
 
-    /// The same of a connection that holds `most` bytes.
+    /// Like [`Self::new`], for a connection that holds `most` bytes.
     pub fn within(process: &MemoryBudget, most: usize) -> Self {
         let connection = MemoryBudget::new(most);
         let budgets = vec![connection.clone(), process.clone()];
@@ -98,8 +99,8 @@ impl Activity {
         }
     }
 
-    /// The same of a client that has not authenticated: the connection counts as a whole, and the oldest goes
-    /// first, before every client that has.
+    /// This activity for a client that has not authenticated. The connection counts as a whole. The oldest
+    /// such connection goes first, before those of clients that have authenticated.
     #[must_use]
     pub fn unauthenticated(self) -> Self {
         self.from_peer.set_first(true);
@@ -271,7 +272,7 @@ impl Activity {
         }
     }
 
-    /// The same bytes, counted until h2 has written or dropped them.
+    /// Counts these bytes until h2 has written or dropped them.
     pub fn counted(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let cost = chunk::cost(bytes.len());
         self.to_peer.charge(cost);

@@ -468,7 +468,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         false
     }
 
-    /// Whether the peer has said all and takes nothing more: its stream was reset without an error.
+    /// Whether the peer has sent all and takes nothing more: its stream was reset without an error.
     fn peer_has_closed(&mut self) -> bool {
         self.inbound != FromPeer::Open && reset::of(&mut self.to_peer) == Some(Reason::NO_ERROR)
     }

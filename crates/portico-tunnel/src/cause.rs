@@ -3,7 +3,7 @@
 /// Says why without the debug data of a GOAWAY, which are the peer's and may have a frame's length.
 #[must_use]
 pub fn cause(error: &h2::Error) -> String {
-    // Of the system and of our own use of the library: nothing in it comes from the peer.
+    // Such an error is the system's, or our own misuse of the library: nothing in it comes from the peer.
     let Some(reason) = error.reason() else { return error.to_string() };
     let what = if error.is_reset() { "stream" } else { "connection" };
     if reason == h2::Reason::NO_ERROR {

@@ -34,7 +34,7 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// The HTTP/2 handshake is done, or the HTTP/1.1 head is read; under TLS or not, with this certificate or
-    /// none. The connection no longer counts as one that has not said what it wants.
+    /// none. The connection no longer counts as one that has not sent what it wants.
     fn established(&self, _tls: bool, _certificate: Option<&Presented>) {}
 
     /// Whether the client has authenticated: by its certificate, by the token of a first request, or because

@@ -31,7 +31,8 @@ const BYTES_A_FRAME: u64 = 128;
 /// and gives window back, or acknowledges, in the frames around it.
 const SMALLEST_DATA: u64 = 4 * BYTES_A_FRAME;
 
-/// The same of a turn in which bytes of streams go to the peer. One with nothing to send still answers so.
+/// Like [`SMALLEST_DATA`], for a turn in which bytes of streams go to the peer. A peer that sends no data
+/// still sends such frames in answer.
 const SMALLEST_TURN: u64 = 4 * BYTES_A_FRAME;
 
 /// What a SETTINGS frame costs in frames: it may change the window of every stream. A peer sends one.
@@ -152,12 +153,12 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// Of a client that has not authenticated. It sends the preface first.
+    /// Limits for a client that has not authenticated. It sends the preface first.
     pub fn unauthenticated() -> Self {
         Self { missing: PREFACE, ..Self::new(Some(UNAUTHENTICATED)) }
     }
 
-    /// Of a peer that is trusted: nothing is bounded.
+    /// For a peer that is trusted: nothing is limited.
     pub fn trusted() -> Self {
         Self::new(None)
     }

@@ -28,7 +28,7 @@ use crate::settings::STREAM_WINDOW;
 /// for more.
 const READ: usize = STREAM_WINDOW as usize;
 
-/// The same of a client that has not authenticated: one frame.
+/// Bytes that are read in one turn from a client that has not authenticated: one frame.
 const READ_UNAUTHENTICATED: usize = 16 * 1024;
 
 /// Most bytes that are copied together: one TLS record.
@@ -499,7 +499,7 @@ mod tests {
         }));
         let (mut client, mut server) = UnixStream::pair().unwrap();
         for _ in 0..10 {
-            // Or the socket's readiness may be known from before.
+            // Otherwise the socket's readiness may be known from before.
             assert!(client.try_read(&mut [0]).is_err());
             server.write_all(b"x").await.unwrap();
             let before = turns.load(Relaxed);

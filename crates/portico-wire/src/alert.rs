@@ -4,7 +4,7 @@
 //! look right to every client from TLS 1.0 to 1.3, which care differently about the version in the record
 //! header. Called by the gateway's SNI listener.
 
-/// What the client is told. The gateway uses no other descriptions.
+/// The alert that the client gets. The gateway uses no other descriptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Description {

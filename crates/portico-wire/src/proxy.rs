@@ -219,7 +219,8 @@ fn read_v2(whole: &[u8], family: u8) -> Result<Header<'_>, Malformed> {
     })
 }
 
-/// Reads the TLVs, for which `reader` holds the rest of `whole`. Of two of a type the first counts.
+/// Reads the TLVs, for which `reader` holds the rest of `whole`. If a type occurs twice, the first TLV
+/// counts.
 fn read_tlvs<'a>(whole: &[u8], mut reader: Reader<'a>) -> Result<Tlvs<'a>, Malformed> {
     const SHORT: Malformed = Malformed::because("a TLV points past the end of the PROXY header");
     let mut tlvs = Tlvs::default();

@@ -418,7 +418,7 @@ impl Node {
         }
     }
 
-    /// The same value without lines.
+    /// This value without line numbers.
     pub fn to_value(&self) -> Value {
         match &self.content {
             Content::Scalar(value) => value.clone(),

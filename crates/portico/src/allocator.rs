@@ -45,7 +45,7 @@ pub(crate) fn give_back() {
 
 /// Returns, for as long as the process runs, what becomes free and stays free.
 pub(crate) async fn give_back_after_bursts() -> Infallible {
-    // Of what was free since the last time, the system has the pages already.
+    // The system already has the pages that were free at the last look.
     let mut returned = free();
     let mut had_surplus = false;
     loop {

@@ -33,8 +33,8 @@ pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
 pub(crate) enum Hangup {
     /// The terminal is gone, and with it the person that started this: a request to stop.
     Stops,
-    /// A habit of service managers and log rotation, for programs that must be told to read files again.
-    /// Nothing is to be done, and least of all to stop.
+    /// Service managers and log rotation send SIGHUP by habit, to have programs read files again. Nothing is
+    /// to be done, and least of all to stop.
     IsIgnored,
 }
 
@@ -118,7 +118,7 @@ impl Admin {
         Ok(Self(server::start(Name::ADMIN, listen.0, pages, waits).await?))
     }
 
-    /// The same for a listener with a flag of its own.
+    /// Like [`Self::serve`], for a listener with a name and a flag of its own.
     pub(crate) async fn serve_at(
         name: Name,
         address: Option<SocketAddr>,

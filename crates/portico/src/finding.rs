@@ -28,7 +28,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    /// Of a file.
+    /// A finding about a file.
     pub(crate) fn of_manifest(problem: &ManifestProblem) -> Self {
         Self {
             file: problem.file.as_ref().map(|file| file.display().to_string()),
@@ -42,7 +42,7 @@ impl Finding {
         }
     }
 
-    /// Of an object; `place` is where it stands, if it stands in a file that is known.
+    /// A finding about an object; `place` is where it stands, if it stands in a file that is known.
     pub(crate) fn of_object(problem: &Problem, place: Option<Location>) -> Self {
         Self {
             file: place.as_ref().map(|place| place.file.display().to_string()),
@@ -84,7 +84,7 @@ impl Finding {
         text
     }
 
-    /// Of a question as a whole.
+    /// A finding about a question as a whole.
     pub(crate) fn of_question(
         severity: Severity,
         reason: &'static str,

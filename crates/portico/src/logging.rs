@@ -21,10 +21,10 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged where `RUST_LOG` says nothing: what an operator must know, and of libraries only their
-/// complaints. Of the Kubernetes client not even those: it says that a request failed without saying which,
-/// and each failure is reported by the code that made the request, once, with the object and what to do. Nor
-/// of h2 and rustls: they complain of what a peer has sent, which it may send as often as it likes.
+/// What is logged where `RUST_LOG` is not set: what an operator must know, and the complaints of libraries.
+/// Three libraries log nothing. The Kubernetes client says that a request failed without saying which; the
+/// code that made the request reports each failure once, with the object and what to do. h2 and rustls
+/// complain of what a peer has sent, which it may send as often as it likes.
 const DEFAULT_FILTER: &str =
     "info,kube_client=off,kube_runtime=off,tower=warn,hyper=warn,hyper_util=warn,h2=off,rustls=off";
 

@@ -85,7 +85,7 @@ impl Node {
         Pod(TcpStream::connect(self.address).await.unwrap())
     }
 
-    /// The words of all refusals so far, each as often as it was counted.
+    /// The reasons of all refusals so far, each as often as it was counted.
     pub(crate) fn refusals(&self) -> Vec<&'static str> {
         let counts = self.agent.shared().totals().refusals;
         let each = Refusal::REASONS.iter().zip(counts);

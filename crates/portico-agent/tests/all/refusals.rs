@@ -1,5 +1,5 @@
-//! Each word of a refusal, provoked over real sockets. The pod's connection is reset, and the word is counted
-//! once.
+//! Each reason of a refusal, provoked over real sockets. The pod's connection is reset, and the reason is
+//! counted once.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::gateway::{Answer, Gateway};
 use crate::node::{Node, OPEN_TIMEOUT};
 
-/// The words that have a test here.
+/// The reasons that have a test here.
 const PROVOKED: [&str; 9] = [
     "too_many",
     "too_many_waiting",

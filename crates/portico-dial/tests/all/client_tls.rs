@@ -27,7 +27,7 @@ fn trusting(pki: &Pki) -> ClientTls {
     ClientTls::load(ClientTlsFiles { ca, ..ClientTlsFiles::default() }).unwrap()
 }
 
-/// Of another CA than the test's.
+/// A gateway whose certificate another CA than the test's has issued.
 fn gateway_of(authority: &Authority) -> Identity {
     authority.issue(Certificate::server(&["gateway.test"])).unwrap()
 }

@@ -30,7 +30,7 @@ const NOBODY: u32 = 65534;
 
 /// Serves every client.
 const OPEN: u16 = 13128;
-/// The same under TLS.
+/// Serves every client, under TLS.
 const TLS: u16 = 13129;
 /// Asks for user and password.
 const AUTH: u16 = 13130;

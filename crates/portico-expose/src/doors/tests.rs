@@ -98,7 +98,7 @@ fn clients_of_two_doors_are_told_apart_unless_both_come_by_port() {
     for by_port in BY_PORT {
         assert_eq!(told_apart(&plan(by_port), &tunneling), Ok(BTreeSet::from([NodePort])), "{by_port}");
         assert_eq!(told_apart(&tunneling, &plan(by_port)), Ok(BTreeSet::from([Sni, Tunnel])), "{by_port}");
-        // Of NodePorts that are not allocated yet, no port is known.
+        // The port of a NodePort that is not allocated yet is unknown.
         let unallocated = plan(by_port);
         let entries = unallocated.entries.iter().cloned().map(|entry| Entry { node_port: None, ..entry });
         let unallocated = Plan { entries: entries.collect(), ..unallocated };

@@ -18,13 +18,13 @@ const PAUSE: SignedDuration = SignedDuration::from_mins(1);
 /// Clients that are named.
 const NAMED: usize = 5;
 
-/// So long the same clients are named: each change of the text would be a write.
+/// For this long the same clients are named: each change of the text would be a write.
 const SAME_NAMES: SignedDuration = SignedDuration::from_mins(1);
 
 /// What one gateway says of a door.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counted {
-    /// Since when it counts, in its own words: another text is another count.
+    /// Since when it counts, as the gateway reports it: another text is another count.
     pub since: Box<str>,
     /// Uses that have ended, ever.
     pub used: u64,
@@ -39,7 +39,7 @@ pub struct Counted {
 pub struct LastUse {
     /// The record under which it is looked at.
     of: Now,
-    /// What each gateway said at the look before, if there was one.
+    /// What each gateway reported at the look before, if there was one.
     last: Option<BTreeMap<IpAddr, (Box<str>, u64)>>,
     looked: Timestamp,
     used: Timestamp,
@@ -58,7 +58,7 @@ impl LastUse {
         self.of
     }
 
-    /// Takes in what every gateway says, of which each has answered. Of clients, those are named that came
+    /// Takes in the counts of every gateway; all of them have answered. Clients are named if they came
     /// `within` that time.
     pub fn update(&mut self, answers: &BTreeMap<IpAddr, Counted>, within: Duration, clock: Timestamp) -> Use {
         let last = answers.iter().map(|(&gateway, it)| (gateway, (it.since.clone(), it.used)));

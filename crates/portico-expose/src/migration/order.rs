@@ -33,7 +33,7 @@ pub struct Change {
     pub patch: Option<Value>,
     /// What to wait for.
     pub until: Until,
-    /// What is said to the person.
+    /// The message to the person.
     pub said: String,
 }
 

@@ -225,7 +225,7 @@ fn keys(entry: &Entry) -> Vec<String> {
 
 // === What stands in the way ===
 
-/// Whether the door that is asked for is the one that users have been told of, and another is open beside it.
+/// Whether the door that is asked for is the published one, and another is open beside it.
 fn takes_back(facts: &Facts<'_>) -> bool {
     let to = facts.to.decision.strategy;
     facts.now.is_some_and(|now| now.first == to && now.second.is_some())

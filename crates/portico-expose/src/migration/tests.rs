@@ -235,7 +235,7 @@ fn after_two_changes_of_mind_the_door_that_clients_still_use_is_waited_for_as_ev
         "Tunneling",
     ];
     assert_eq!(way(back, Tunneling), expected);
-    // And after it.
+    // There, back, and there again after the flip back.
     let expected = ["NodePort Opening Tunneling", "NodePort Proving Tunneling", "Tunneling Moving NodePort"];
     assert_eq!(way(at(NodePort, Tunneling, Moving), Tunneling)[..3], expected);
 }
@@ -352,7 +352,7 @@ fn a_lost_record_is_made_again_from_the_doors_that_are_open() {
             (b.1, NodePort, (Tunneling, Some((NodePort, Opening)))),
             // A third waits, as ever.
             (b.1, LoadBalancer, (Tunneling, Some((NodePort, Moving)))),
-            // Users have been told of neither: what is wanted is proven first.
+            // Neither door is published: what is wanted is proven first.
             ("", Tunneling, (NodePort, Some((Tunneling, Opening)))),
         ] {
             assert_eq!(rebuilt(&open, published, wanted), Some(expected), "{published} {wanted}");
@@ -539,7 +539,7 @@ proptest! {
             prop_assert_eq!(again.now.second.unwrap().state, Closing);
         }
         prop_assert_eq!(next.waits_for.is_empty(), next.now != now || brief(now) == (wanted, None));
-        // The same look at it makes no second step, unless somebody ordered that.
+        // A second look at the same facts makes no second step, unless somebody ordered that.
         let second = next.now.second.map(|second| second.strategy);
         if next.now != now && settings.as_ref().is_ok_and(|settings| settings.close != second) {
             prop_assert_eq!(step(next.now, wanted, &settings, &facts, time(9_999)).now, next.now);

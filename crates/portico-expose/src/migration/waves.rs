@@ -28,7 +28,7 @@ pub enum Tried {
     Ordered,
     /// It was not, and why: something stands in the way, of it alone.
     Skipped(String),
-    /// That could not be found out, or not be written.
+    /// Whether it may be ordered could not be found out, or the order could not be written.
     Failed(String),
     /// Somebody wrote another strategy meanwhile.
     WentBack,
@@ -80,7 +80,7 @@ impl Waves {
         self.tried.get(name)
     }
 
-    /// Those that were ordered, or migrated already, and were not taken back.
+    /// The clusters that were ordered, or migrated already, and were not taken back.
     pub fn ordered(&self) -> impl Iterator<Item = &str> {
         self.tried.iter().filter(|(_, tried)| **tried == Tried::Ordered).map(|(name, _)| &**name)
     }

@@ -31,7 +31,7 @@ pub(super) struct ExplicitServices {
 struct NodePorts {
     /// All of them by port name, fixed or allocated.
     by_name: Vec<(Box<str>, u16)>,
-    /// Those that the manifest fixes, each with the index of its port.
+    /// The NodePorts that the manifest fixes, each with the index of its port.
     fixed: Vec<(usize, u16)>,
     /// Whether the gateway opens them.
     exposed: bool,

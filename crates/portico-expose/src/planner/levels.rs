@@ -1,7 +1,7 @@
 //! The two levels above a Cluster: Seeds and the KubermaticConfiguration, each with its last usable version.
 //!
-//! An object is *active* if it counts: of several with the same name, or with the same datacenter, the older
-//! one. Of Seeds only the one that the operator names, if they name one.
+//! An object is *active* if it counts. If several objects have the same name or the same datacenter, the
+//! older one is active. If the operator names a Seed, no other Seed is active.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

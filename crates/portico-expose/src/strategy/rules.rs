@@ -30,7 +30,7 @@ pub trait Strategy: Sync {
         self.service_type() == ServiceType::NodePort
     }
 
-    /// Whether clusters are told apart by host names, for which the installation needs a domain.
+    /// Whether clusters are distinguished by host names, for which the installation needs a domain.
     fn needs_domain(&self) -> bool {
         false
     }

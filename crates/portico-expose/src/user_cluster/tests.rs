@@ -57,7 +57,7 @@ fn names(inside: &Inside) -> Vec<String> {
 fn under_tunneling_agents_hold_the_address_that_pods_find() {
     let (exposed, agents, at) = (tunneling(), agents(), at());
     let inside = inside(&Facts { tunnel_ca: Some("-----CA-----\n"), ..facts(&exposed, &agents, &at) });
-    // Of the manifests only what is filled in: the rest is in deploy/.
+    // Compares only what is filled into the manifests: the rest is in deploy/.
     let made = inside.wanted.iter().map(|object| match object.fields.pointer(CONTAINER) {
         Some(container) => {
             json!({"id": object.id.to_string(), "image": container["image"], "args": container["args"]})

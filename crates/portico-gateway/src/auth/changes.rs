@@ -1,4 +1,4 @@
-//! Announces that credentials in use may not hold any more: a file changed, or an API server said no.
+//! Announces that credentials in use may not hold any more: a file changed, or an API server denied one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 

@@ -18,7 +18,7 @@ use super::hash::Hash;
 use super::review::ReviewedToken;
 use super::tokens::StaticTokens;
 
-/// Permission of one connection to open authorities of one cluster, by the word of one party. Once revoked,
+/// Permission of one connection to open authorities of one cluster, vouched for by one party. Once revoked,
 /// it stays revoked.
 #[derive(Debug)]
 pub(crate) struct Credential {
@@ -42,7 +42,7 @@ pub(super) enum Evidence {
     ReviewedToken(ReviewedToken),
 }
 
-/// The party whose word evidence rests on.
+/// The party that vouches for evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Issuer {
     /// A CA of the files.

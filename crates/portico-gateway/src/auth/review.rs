@@ -107,9 +107,9 @@ struct Counters {
 /// Counters of token reviews, at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct ReviewTotals {
-    /// Reviews in which the API server said yes.
+    /// Reviews in which the API server accepted the token.
     pub yes: u64,
-    /// In which it said no.
+    /// Reviews in which it denied the token.
     pub no: u64,
     /// In which it could not be asked, or its response was no TokenReview.
     pub failed: u64,

@@ -36,14 +36,14 @@ const REMOVAL_DELAY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct StaticTokens {
     path: PathBuf,
-    /// Those of the file, and those in `missing`.
+    /// The tokens of the file, and those in `missing`.
     table: ArcSwap<HashMap<Hash, Tenant>>,
     read: Mutex<FileState>,
 }
 
 #[derive(Debug)]
 struct FileState {
-    /// Of the file as it was read last.
+    /// Hash of the file as it was read last.
     content: Hash,
     /// Since when tokens in force have been missing from it.
     missing: HashMap<Hash, Instant>,
@@ -57,7 +57,7 @@ pub enum TokensError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// It is much too large.

@@ -53,7 +53,7 @@ impl ReviewTimes {
 pub(super) enum Verdict {
     /// It opens the cluster.
     Accepted,
-    /// The API server said no.
+    /// The API server denied the token.
     Refused(Box<str>),
     /// The API server cannot be asked, and has not accepted the token, or not within the grace.
     Unavailable(Box<str>),
@@ -129,7 +129,7 @@ impl TokenState {
         self.lock().is_failing
     }
 
-    /// Why nothing may rest on the token; `None` unless the API server said no.
+    /// Why nothing may rest on the token; `None` unless the API server denied it.
     pub(super) fn why_refused(&self) -> Option<String> {
         match &self.lock().verdict {
             Verdict::Refused(why) => Some(why.to_string()),

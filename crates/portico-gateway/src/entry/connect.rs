@@ -44,7 +44,7 @@ const AUTHORITY_FORM: &str =
 /// A connection for the tunnel whose real client is known.
 pub(crate) struct Welcomed {
     pub(crate) arrival: Arrival,
-    /// Its slot among those that have not said what they want.
+    /// Its slot among those that have not yet sent what they want.
     pub(crate) slot: Slot,
     /// What was read of it already.
     pub(crate) first: Vec<u8>,
@@ -113,7 +113,7 @@ pub(crate) async fn serve_welcomed(worker: Arc<Worker>, stream: TcpStream, welco
     }
 }
 
-/// Serves, unless others need the slot before the client has said what it speaks.
+/// Serves, unless others need the slot before the client has shown what it speaks.
 async fn unless_evicted<M>(
     connection: &Connection,
     mut serving: Pin<Box<impl Future<Output = Result<Served<M>, Failure>>>>,

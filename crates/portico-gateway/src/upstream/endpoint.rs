@@ -117,8 +117,8 @@ impl Endpoint {
         self.skipped_until.store(millis(now + skip_after(failures)), Relaxed);
     }
 
-    /// Of all connections that ask at the end of a skip, exactly one may probe; for the others it stays
-    /// skipped.
+    /// Whether the caller may probe. Exactly one of the connections that ask at the end of a skip may; for
+    /// the others the endpoint stays skipped.
     pub(super) fn may_probe(&self, now: Duration) -> bool {
         let until = self.skipped_until.load(Relaxed);
         let next = millis(now + skip_after(self.failures()));

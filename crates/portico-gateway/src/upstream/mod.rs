@@ -48,7 +48,8 @@ pub(crate) struct State {
     pub(crate) backend: Arc<Backend>,
     /// Its endpoints, each with what is known of it.
     pub(crate) endpoints: SmallVec<[Arc<Endpoint>; 1]>,
-    /// Those that left, while they have connections: one that comes back is the same one. Nearly always none.
+    /// Endpoints that left, while they have connections: one that comes back is the same one. Nearly always
+    /// none.
     removed: Option<Box<Removed>>,
 }
 
@@ -67,7 +68,7 @@ impl State {
 pub(crate) struct Connected {
     pub(crate) stream: TcpStream,
     pub(crate) endpoint: EndpointUse,
-    /// Of the first bytes, those that the socket took.
+    /// How many of the first bytes the socket took.
     pub(crate) sent: usize,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct OwnListeners {
     fixed: ArcSwap<Vec<SocketAddr>>,
     /// The address of NodePort listeners.
     node_port_address: IpAddr,
-    /// Those that are open: one bit for each number.
+    /// The NodePorts that are open: one bit for each number.
     node_ports: Box<[AtomicU64]>,
     /// The addresses of replicas, whose listeners have the ports of these.
     replicas: ArcSwap<BTreeSet<IpAddr>>,

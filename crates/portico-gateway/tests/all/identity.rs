@@ -54,7 +54,7 @@ fn client_tls(pki: &Pki, certificate: Option<&str>, alpn: &[u8]) -> Arc<ClientCo
 }
 
 impl Client {
-    /// Waits until the gateway closes the connection; how it said so.
+    /// Waits until the gateway closes the connection; returns the error with which it did.
     fn closed(&self) -> h2::Error {
         self.runtime.block_on(async {
             let closed = async {
@@ -542,7 +542,7 @@ fn a_client_without_a_credential_cannot_find_out_whether_a_cluster_exists() {
     trusted("elsewhere").policy(|policy| policy.allow = elsewhere).expose(&gateway);
     let clients = [
         (Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("junk"), 401),
-        // A client with another credential is not told more.
+        // A client with another credential learns no more than that.
         (Client::new(&gateway, client_tls(&pki, Some("b"), b"h2")).with_token("junk"), 403),
         (Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("secret-of-z"), 403),
     ];
@@ -672,7 +672,7 @@ fn a_flood_of_made_up_tokens_is_bounded_and_others_are_still_reviewed() {
     let api = ApiServer::new(&pki);
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &pki);
-    // Of each no more requests than an agent may make that has not authenticated yet.
+    // Each client makes no more requests than an agent may make before it has authenticated.
     let flood: Vec<_> = (0..4).map(|_| Client::new(&gateway, client_tls(&pki, None, b"h2"))).collect();
     let uri = http::Uri::builder().authority(authority("a")).build().unwrap();
     let junk = |number: u32| {

@@ -493,7 +493,7 @@ fn assert_alert(mut client: TcpStream, hello: &[u8], refusal: Refusal) {
     assert_eq!(alert_of(&mut client), refusal.alert().map(|alert| alert as u8), "{refusal:?}");
 }
 
-/// Closed or reset, since what the client says is not read; without a word.
+/// The connection is closed or reset, since what the client sends is not read. The gateway sends nothing.
 fn assert_cut_off(mut client: TcpStream) {
     let mut received = Vec::new();
     if let Err(error) = client.read_to_end(&mut received) {
@@ -507,7 +507,7 @@ fn raw_client(secure: &Secure) -> RawClient {
     RawClient::connect(tunnel_address(&secure.gateway), &tls, Duration::from_secs(30)).unwrap()
 }
 
-/// The last word is GOAWAY with ENHANCE_YOUR_CALM.
+/// The last frame is GOAWAY with ENHANCE_YOUR_CALM.
 fn assert_dismissed(mut client: RawClient) {
     let mut last = None;
     while let Some(frame) = client.receive().unwrap() {

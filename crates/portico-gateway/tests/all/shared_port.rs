@@ -1,4 +1,4 @@
-//! 443 and nothing else: clients by server name and tunnels on one port, told apart by ALPN and name.
+//! 443 and nothing else: clients by server name and tunnels on one port, distinguished by ALPN and name.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -53,11 +53,11 @@ pub struct Move {
     pub kubeconfig: String,
     /// Before the kubelet is started anew.
     pub begin: Vec<Step>,
-    /// After the proof.
+    /// After the proof has succeeded.
     pub finish: Vec<Step>,
-    /// Instead of that, if the proof fails: before the kubelet is started once more.
+    /// Instead of `finish`, if the proof fails: before the kubelet is started once more.
     pub back: Vec<Step>,
-    /// And after that.
+    /// After `back`, once the kubelet was started once more.
     pub undone: Vec<Step>,
 }
 

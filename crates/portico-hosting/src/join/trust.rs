@@ -1,8 +1,8 @@
 //! What a machine trusts: the authority whose public key has the hash that the administrator's command pins.
 //!
 //! The hash is that of kubeadm's `--discovery-token-ca-cert-hash`. A machine reads `cluster-info` over a
-//! connection that it cannot verify yet; of all that is said there, only certificates with a pinned key are
-//! kept. kubeadm keeps the others too if one of them fits.
+//! connection that it cannot verify yet. From the answer it keeps only certificates with a pinned key.
+//! kubeadm keeps the others too if one of them fits.
 
 use std::fmt;
 use std::str::FromStr;

@@ -3,7 +3,7 @@
 
 use super::Source;
 
-/// Of every program.
+/// Metrics that are kept of every program.
 const COMMON: [&str; 8] = [
     "go_goroutines",
     "kubernetes_build_info",
@@ -72,10 +72,10 @@ const ETCD: [&str; 31] = [
     "etcd_server_version",
 ];
 
-/// Of the Konnectivity server everything is: it is Portico's own, and has few.
+/// All metrics of the Konnectivity server are kept: it is Portico's own, and has few.
 const KONNECTIVITY: [&str; 2] = ["konnectivity_", "portico_"];
 
-/// Of requests to an API server, those that it failed: all of them are some thousand series.
+/// Only failed requests to an API server are kept: all requests would be some thousand series.
 const FAILED: (&[u8], &[u8]) = (b"apiserver_request_total{", b"code=\"5");
 
 const fn own(source: Source) -> &'static [&'static str] {
@@ -97,7 +97,7 @@ pub(super) fn is_kept(source: Source, line: &[u8]) -> bool {
     known && (!line.starts_with(FAILED.0) || contains(line, FAILED.1))
 }
 
-/// What a line begins with. Of a comment that is no name.
+/// The name that a line begins with. If the line is a comment, the result is no name.
 fn name(line: &[u8]) -> &[u8] {
     let end = line.iter().position(|byte| matches!(byte, b'{' | b' ' | b'\n'));
     &line[..end.unwrap_or(line.len())]

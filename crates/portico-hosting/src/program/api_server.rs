@@ -24,10 +24,11 @@ const ADMISSION_PLUGINS: &str = "NamespaceLifecycle,NodeRestriction,LimitRanger,
                                  DefaultStorageClass,DefaultTolerationSeconds,MutatingAdmissionWebhook,\
                                  ValidatingAdmissionWebhook,Priority,ResourceQuota";
 
-/// A replica that is told to stop serves for this long, until the others have all new connections.
+/// A replica that was signalled to stop serves for this long, until the others have all new connections.
 const DRAIN: &str = "10s";
 
-/// Of requests that ask their client to connect anew: what Kubernetes recommends to begin with.
+/// The share of requests after which the client is asked to connect anew. Kubernetes recommends to begin with
+/// this value.
 const GOAWAY: &str = "0.001";
 
 pub(crate) fn program(facts: &Facts<'_>) -> Program {
@@ -48,7 +49,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     }
     server.arg("profiling", false);
     feature_gates(&mut server, facts);
-    // Without it a server that is told to stop waits a minute for each watch of its users.
+    // Without it a server that was signalled to stop waits a minute for each watch of its users.
     server.arg("shutdown-watch-termination-grace-period", "3s");
     if facts.layout == Layout::Dedicated {
         server.arg("shutdown-delay-duration", DRAIN);

@@ -204,7 +204,7 @@ fn renewed_certificates_restart_nothing_and_a_new_authority_or_address_does() {
             assert_eq!(template != before, name != "etcd", "{layout}: {name}");
         }
     }
-    // Of ConfigMaps, by what the plan puts into them.
+    // The digest of a ConfigMap changes with what the plan puts into it.
     let of = |preset: &str| {
         let spec = json!({"auditLogging": {"enabled": true, "policyPreset": preset}});
         let plane = planned("compact", &spec);

@@ -40,7 +40,7 @@ impl DialFailure {
     ];
 }
 
-/// What the server is told, and what is counted.
+/// What the server is sent, and what is counted.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) text: String,

@@ -77,7 +77,7 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
     let mut listing = HashMap::new();
     let mut is_listed = false;
     let mut look = Instant::now() + LOOK;
-    // Whether the API server has said anything since the last look. Otherwise renewals may be missing, and
+    // Whether the API server has sent anything since the last look. Otherwise renewals may be missing, and
     // not servers.
     let mut has_responded = false;
     loop {
@@ -91,7 +91,7 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
             Some(sign) = signs.next() => {
                 has_responded = sign.is_ok();
                 match sign {
-                    // It is about to be asked, and has said nothing.
+                    // The API server is about to be asked, and has sent nothing.
                     Ok(Progress::Event(Event::Init)) => {
                         has_responded = false;
                         listing.clear();
@@ -152,7 +152,7 @@ fn counted(client: Client, shared: &Arc<Shared>) -> Client {
     Client::new(service, namespace)
 }
 
-/// Why a request failed, in the API server's word; empty if it did not.
+/// The API server's reason why a request failed; empty if it did not fail.
 async fn reason(response: Response<Body>) -> kube::Result<(Response<Body>, String)> {
     if response.status().is_success() {
         return Ok((response, String::new()));

@@ -31,7 +31,7 @@ pub enum DestinationError {
 pub struct Policy(Box<[Destination]>);
 
 impl Policy {
-    /// These destinations; without any, everything.
+    /// Allows these destinations; without any, every destination.
     #[must_use]
     pub fn new(allowed: impl IntoIterator<Item = Destination>) -> Self {
         Self(allowed.into_iter().collect())
@@ -53,7 +53,7 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, DestinationError> {
         let (network, ports) = match text.strip_prefix('[') {
             Some(rest) => rest.split_once(']').ok_or(DestinationError::Network)?,
-            // Of IPv6, ports need brackets: a colon may be part of the address.
+            // An IPv6 address with ports needs brackets: a colon may be part of the address.
             None if text.matches(':').count() > 1 => (text, ""),
             None => text.find(':').map_or((text, ""), |colon| text.split_at(colon)),
         };

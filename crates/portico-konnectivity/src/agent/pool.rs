@@ -27,7 +27,8 @@ const ABSENT: u32 = 4;
 pub(super) enum Attempt {
     /// A new server.
     Joined,
-    /// The same, while one ended soon after it was connected: what answers may do so each time.
+    /// A new server, while one has ended soon after it was connected: servers that answer may do so each
+    /// time.
     Unsteady,
     /// One that is connected.
     Duplicate,

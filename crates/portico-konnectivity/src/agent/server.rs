@@ -124,7 +124,7 @@ fn is_alert(error: &h2::Error) -> bool {
 /// A server that has answered.
 pub(super) struct Joined {
     pub(super) session: Arc<Session>,
-    /// How many servers there are, by its word.
+    /// How many servers there are, as it reports.
     pub(super) count: u32,
     driver: Driver,
     keep_alive: KeepAlive,

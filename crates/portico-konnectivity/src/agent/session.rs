@@ -1,4 +1,4 @@
-//! The Connect stream of one server: what it asks for, and what it is told.
+//! The Connect stream of one server: what it asks for, and what it gets.
 //!
 //! One task reads the stream and writes it. It waits for no dial, and for a connection only as [`Blocked`]
 //! says: dials and connections have tasks of their own. With a server of ours a connection moves to an HTTP/2

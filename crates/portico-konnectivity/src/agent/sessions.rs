@@ -35,7 +35,7 @@ impl Sessions {
         self.lock().iter().for_each(|session| session.drain());
     }
 
-    /// Those that servers will keep.
+    /// How many sessions servers will keep.
     pub(super) fn staying(&self) -> usize {
         self.lock().iter().filter(|session| !session.is_leaving()).count()
     }

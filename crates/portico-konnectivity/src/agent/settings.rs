@@ -66,7 +66,7 @@ pub enum CountSource {
 }
 
 impl CountSource {
-    /// How many servers there are, by the word of one that answered and by the Leases listed last.
+    /// How many servers there are, as reported by one that answered and by the Leases listed last.
     pub(super) fn servers(&self, responses: u32, leases: Option<u32>) -> u32 {
         match self {
             Self::Responses => responses,

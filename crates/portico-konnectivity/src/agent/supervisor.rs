@@ -97,7 +97,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         tokio::select! {
             Some(attempt) = supervisor.under_way.next() => ended = Some(supervisor.conclude(attempt)),
             () = sleep(pause) => {}
-            // Another one may be there.
+            // A session is lost: another server may be at its address.
             () = lost(&mut supervisor.tasks) => supervisor.next_draw = None,
             Ok(()) = draining.changed() => {}
             () = leases.changed() => supervisor.next_draw = None,
@@ -187,7 +187,7 @@ struct Step {
     address: Option<SocketAddr>,
 }
 
-/// Those of all attempts.
+/// The steps of all attempts.
 #[derive(Clone, Default)]
 struct Trying(Arc<Mutex<Steps>>);
 
@@ -215,7 +215,7 @@ impl Trying {
         Some(Claim { trying: self.clone(), step })
     }
 
-    /// Those of these addresses that no other attempt is made to.
+    /// Those of `addresses` that no other attempt is made to.
     fn untried(&self, target: &Target, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
         let steps = self.steps();
         let is_tried =
@@ -223,7 +223,7 @@ impl Trying {
         addresses.iter().copied().filter(|at| !is_tried(*at)).collect()
     }
 
-    /// Those of them where the last attempt failed. Of other addresses of `target` nothing is kept.
+    /// Those of `addresses` where the last attempt failed. Forgets failures at other addresses of `target`.
     fn failed(&self, target: &Target, addresses: &[SocketAddr]) -> HashSet<SocketAddr> {
         let mut steps = self.steps();
         let is_there = |step: &Step| step.address.is_some_and(|address| addresses.contains(&address));
@@ -260,7 +260,7 @@ struct Supervisor {
     sessions: Arc<Sessions>,
     /// One for each session: returns whether it has lasted.
     tasks: JoinSet<bool>,
-    /// Servers by the word of the last one that was new.
+    /// The number of servers that the last new server reported.
     responses: u32,
     attempts: usize,
     /// When an address may be tried again that leads to a server which is connected already.
@@ -269,9 +269,9 @@ struct Supervisor {
     trying: Trying,
     /// Whether a session has ended within an interval, since the last one began.
     ended_early: Arc<AtomicBool>,
-    /// Of log lines about attempts that failed: there may be one each second, for ever.
+    /// Limit of log lines about attempts that failed: one may fail each second, for ever.
     lines: LineLimit,
-    /// Of log lines about files that cannot be used: as often.
+    /// Limit of log lines about files that cannot be used, which may be as frequent.
     file_lines: LineLimit,
     started: Instant,
 }
@@ -335,7 +335,7 @@ impl Supervisor {
         counters.joined.fetch_add(1, Relaxed);
         self.next_draw = None;
         self.add(joined);
-        // Or servers that end each connection at once would be tried as fast as handshakes go.
+        // Otherwise servers that end each connection at once would be tried as fast as handshakes go.
         if self.ended_early.swap(false, Relaxed) { Attempt::Unsteady } else { Attempt::Joined }
     }
 

@@ -82,7 +82,8 @@ impl Receiver {
         poll_fn(|cx| self.poll_message(cx)).await
     }
 
-    /// The same, for a caller that waits for more. The last one counts as passed on.
+    /// Like [`Self::message`], for a caller that waits for other things too. The previous message counts as
+    /// passed on.
     pub fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Message>, Error>> {
         if std::mem::take(&mut self.is_counted) {
             self.reservation.release(self.last);

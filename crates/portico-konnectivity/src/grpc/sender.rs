@@ -68,7 +68,7 @@ impl Sender {
         }
     }
 
-    /// The same for a payload that [`Activity::counted`] has counted on this connection already.
+    /// Like [`Self::send`], for a payload that [`Activity::counted`] has counted on this connection already.
     pub fn send_counted(&mut self, head: &[u8], payload: Bytes) {
         let payload = self.push(head, payload);
         if !payload.is_empty() {

@@ -52,7 +52,7 @@ struct Connection {
     names: Vec<String>,
     activity: Arc<Activity>,
     peer: Peer,
-    /// Of what is read until it is accepted.
+    /// Limits what is read from the agent until it is accepted.
     limit: Arc<ReadLimit>,
     /// Until when it has to be accepted.
     deadline: Instant,
@@ -109,7 +109,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
             return call
                 .refuse(&Status::new(Code::UNIMPLEMENTED, "only AgentService/Connect is served here"));
         }
-        // Or a stranger could have any number of tokens reviewed.
+        // Otherwise a stranger could have any number of tokens reviewed.
         if connection.connects.swap(true, Relaxed) {
             let why = "a connection has one Connect stream; open another connection for another";
             return call.refuse(&Status::new(Code::RESOURCE_EXHAUSTED, why));
@@ -195,7 +195,7 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
         checked = timeout_at(connection.deadline - TO_READ_WHY, connection.authenticate(&metadata)) => {
             checked.unwrap_or_else(|_| Err(too_late()))
         }
-        // Or its token would wait for a review in the place of another.
+        // Otherwise the token of an agent that left would wait for a review in the place of another.
         () = call.abandoned() => return,
     };
     drop(metadata);

@@ -36,7 +36,7 @@ const MAX_REVIEWS: usize = 2 * MAX_REVIEWS_PER_ADDRESS;
 /// are refused at once: they come back by themselves.
 const MAX_WAITING_PER_ADDRESS: usize = 256;
 
-/// The same, of all agents.
+/// Agents of all addresses that wait for their review, with those whose review is under way.
 const MAX_WAITING: usize = 2 * MAX_WAITING_PER_ADDRESS;
 
 /// How long the API server may take for one review: half of what an agent waits for its answer.
@@ -63,7 +63,7 @@ pub(crate) enum Refusal {
     /// Nobody could say whether its token is good. It may be, the next time.
     #[error("{0}")]
     Review(String),
-    /// The same, because too many others wait.
+    /// Its token was not reviewed, because too many others wait. It may be good, the next time.
     #[error(
         "as many agents as may wait for the review of their token already: {MAX_WAITING_PER_ADDRESS} of one \
          address, {MAX_WAITING} in all"
@@ -86,7 +86,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// The word for metrics.
+    /// The label value for metrics.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Metadata(_) => "metadata",

@@ -1,10 +1,10 @@
 //! One Connect stream: an agent, the dials that it has been asked for, and the connections that it has.
 //!
-//! [`serve`] reads what the agent sends and never waits for a connection; `write` sends it control packets
+//! [`serve`] reads what the agent sends and never waits for a connection. `write` sends it control packets
 //! before the bytes of connections, and one message of each connection in turn. Control packets that wait
-//! count in the memory of the server. [`Backend::dial`] asks for a connection. Everything an agent was told
-//! is taken back when the one that asked is gone: by DIAL_CLS, or by CLOSE_REQ once it has answered. Dials
-//! have numbers of our own towards agents, so that frontends cannot clash.
+//! count in the memory of the server. [`Backend::dial`] asks for a connection. Every request to an agent is
+//! cancelled when its caller is gone: by DIAL_CLS, or by CLOSE_REQ once the agent has answered. Dials have
+//! numbers of our own towards agents, so that frontends cannot clash.
 
 use std::collections::{HashMap, HashSet};
 use std::future::{pending, poll_fn};
@@ -55,7 +55,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Connections that are closed here and not yet by the agent.
 const MAX_CLOSING: usize = 64 * 1024;
 
-/// The same of those that never were any here. An agent answers late what nobody waits for any more.
+/// Connections that the agent has named, that never were any here, and that it has not closed yet. An agent
+/// answers late to dials that nobody waits for any more.
 const MAX_UNKNOWN: usize = MAX_DIALS;
 
 /// Longest text of an agent's error that is passed on.
@@ -77,10 +78,10 @@ pub(crate) enum BackendError {
     /// A connection number was used twice.
     #[error("the agent answered two dials with connection {}", .0.0)]
     Twice(ConnectId),
-    /// More connections than there can be.
+    /// More unknown connections than there can be.
     #[error("the agent names {MAX_UNKNOWN} connections that are none here, and does not close them")]
     TooManyUnknown,
-    /// The same of those that were.
+    /// More connections that were closed here, and that the agent does not close.
     #[error("the agent does not close {MAX_CLOSING} connections that it was told to")]
     TooManyClosing,
     /// It does not read.
@@ -159,9 +160,9 @@ struct State {
     is_gone: bool,
     dials: HashMap<DialId, oneshot::Sender<Answer>>,
     connections: HashMap<ConnectId, Arc<Inbox>>,
-    /// Closed here; the agent has not said so yet.
+    /// Closed here; the agent has not reported their end yet.
     closing: HashSet<ConnectId>,
-    /// The same of those that never were any here.
+    /// Connections that never were any here; the agent has not reported their end yet.
     unknown: HashSet<ConnectId>,
 }
 
@@ -224,7 +225,8 @@ impl Backend {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the agent for a connection to `address`. Dropped before it answers, the agent is told.
+    /// Asks the agent for a connection to `address`. If the future is dropped before the answer, the agent is
+    /// notified.
     pub(crate) async fn dial(self: &Arc<Self>, address: &str) -> Result<Answer, DialLost> {
         let (answer, answered) = oneshot::channel();
         let dial = self.shared.next_dial();
@@ -280,7 +282,7 @@ impl Backend {
         self.state().dials.len()
     }
 
-    /// Ends what rests on the stream: dials are lost, and frontends told.
+    /// Ends what rests on the stream: dials are lost, and frontends notified.
     pub(crate) fn end(&self) {
         let (dials, connections) = {
             let mut state = self.state();

@@ -36,7 +36,7 @@ impl ConnectionEnd {
         (Self::Memory, "memory"),
     ];
 
-    /// The word for metrics and the log.
+    /// The label value for metrics and the log.
     #[must_use]
     pub(crate) fn as_str(self) -> &'static str {
         Self::ALL[self as usize].1

@@ -18,7 +18,7 @@ pub const DIAL_BUCKETS: [f64; 9] = [0.000_001, 0.000_01, 0.000_1, 0.005, 0.025, 
 pub const CONNECTION_BUCKETS: [f64; 12] =
     [1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 14_400.0, 43_200.0, 86_400.0];
 
-/// Why a dial failed: the words of upstream.
+/// Why a dial failed: the label values of upstream.
 pub const DIAL_FAILURES: [&str; 7] = [
     "no_agent",
     "error_response",
@@ -29,7 +29,7 @@ pub const DIAL_FAILURES: [&str; 7] = [
     "frontend_close",
 ];
 
-/// How a dial ended: `ok`, or the word of its failure.
+/// How a dial ended: `ok`, or the label value of its failure.
 pub const DIAL_RESULTS: [&str; 6] =
     ["ok", "no_agent", "error_response", "backend_close", "backend_dial_timeout", "frontend_close"];
 
@@ -37,7 +37,7 @@ pub const DIAL_RESULTS: [&str; 6] =
 pub const REFUSALS: [&str; 10] =
     ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers", "full"];
 
-/// Where a packet was seen: the words of upstream.
+/// Where a packet was seen: the label values of upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Segment {
     /// Read from a frontend.
@@ -54,7 +54,7 @@ impl Segment {
     /// Each of them.
     pub const ALL: [Self; 4] = [Self::FromClient, Self::ToClient, Self::FromAgent, Self::ToAgent];
 
-    /// The word for metrics.
+    /// The label value for metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ pub struct Counters {
     pub reviews_waiting: AtomicU64,
     /// Connections that could not be accepted, for want of descriptors mostly.
     pub accept_errors: AtomicU64,
-    /// Of `--enable-lease-controller`.
+    /// Counters of `--enable-lease-controller`.
     pub leases: LeaseCounters,
 }
 

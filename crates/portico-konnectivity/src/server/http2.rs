@@ -52,7 +52,7 @@ pub(crate) enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// The word for metrics, of a connection that became no agent's.
+    /// The label value for metrics, of a connection that became no agent's.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Http(_) => "http2",

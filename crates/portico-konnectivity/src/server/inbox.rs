@@ -70,7 +70,7 @@ pub(crate) struct Inbox {
     state: Mutex<State>,
     /// Everything that waits.
     reservation: Reservation,
-    /// Of that, what is beyond the limit.
+    /// The part of `reservation` that is beyond the limit.
     excess: Reservation,
     went_over: Notify,
 }

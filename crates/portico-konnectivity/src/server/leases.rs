@@ -44,7 +44,7 @@ impl std::fmt::Debug for ServerLease {
 }
 
 impl ServerLease {
-    /// Of the server with this status. Agents, and other servers, find it by its labels.
+    /// The Lease of the server with this status. Agents, and other servers, find it by its labels.
     #[must_use]
     pub fn new(client: Client, namespace: &str, labels: BTreeMap<String, String>, status: Status) -> Self {
         let name = format!("konnectivity-proxy-server-{}", status.0.settings.id);

@@ -48,7 +48,7 @@ pub enum ListenError {
         what: &'static str,
         /// Where.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// On a Unix socket.
@@ -59,7 +59,7 @@ pub enum ListenError {
     Unix {
         /// Where.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -236,7 +236,7 @@ enum NoTls {
 }
 
 impl NoTls {
-    /// The word for metrics.
+    /// The label value for metrics.
     fn reason(&self) -> &'static str {
         match self {
             Self::Failed(_) => "tls",

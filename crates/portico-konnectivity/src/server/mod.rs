@@ -58,10 +58,10 @@ pub use tls::{ServerTls, TlsError, TlsFiles, TlsOptions};
 /// Between two looks at whether the last connection has ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(100);
 
-/// The same at the very end, which is soon.
+/// Between two looks at whether the last connection has ended, at the very end: it soon has.
 const STOP_LOOK: Duration = Duration::from_millis(10);
 
-/// How long connections have to end once they are told to.
+/// How long connections have to end once they are cancelled.
 const STOP: Duration = Duration::from_millis(500);
 
 /// A server that serves.
@@ -144,9 +144,9 @@ impl Server {
         Status(Arc::clone(&self.shared))
     }
 
-    /// Stops listening and takes no more dials. What is open goes on for `limit` at most; agents keep their
-    /// connections, because an upstream agent that is told to leave takes all it has with it. Returns how
-    /// many connections are left.
+    /// Stops listening and takes no more dials. What is open goes on for `limit` at most. Agents keep their
+    /// connections, because an upstream agent that gets GOAWAY drops all of its connections. Returns how many
+    /// connections are left.
     pub async fn drain(&mut self, limit: Duration) -> usize {
         self.close();
         self.shared.drain();
@@ -162,7 +162,7 @@ impl Server {
         }
     }
 
-    /// Ends everything: frontends are told.
+    /// Ends everything, and notifies the frontends.
     pub async fn stop(mut self) {
         self.close();
         self.shared.stop.send_replace(Stop::Agents);
@@ -193,7 +193,7 @@ fn inode(path: &Path) -> Option<u64> {
 }
 
 impl Default for Status {
-    /// Of a server that has done nothing.
+    /// The status of a server that has done nothing.
     fn default() -> Self {
         Self(Shared::new(Settings::default()))
     }

@@ -80,7 +80,7 @@ impl AgentReader {
         }
     }
 
-    /// The same as [`Source::poll_ahead`], of the other direction.
+    /// Like [`Source::poll_ahead`], for the direction from the agent.
     fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         match self {
             // The agent's task has what comes.
@@ -166,10 +166,10 @@ pub(crate) async fn relay(
     }
     let notified = tell(sink, end).await;
     match &mut writer {
-        // Ended in order. As it is dropped, h2 tells an agent that has not ended its direction that nobody
-        // takes more: `NO_ERROR`, behind all that was sent. A frontend that has closed may be gone by now:
-        // what it said before is on its way. One that half-closes has said all, whichever side was first; by
-        // gRPC it may still be sending.
+        // The stream ended in order. As it is dropped, h2 resets it with `NO_ERROR`, behind all that was
+        // sent, if the agent has not ended its direction: nobody takes more. A frontend that has closed may
+        // be gone by now, and what it sent before is on its way. One that half-closes has sent all, whichever
+        // side was first; by gRPC it may still be sending.
         AgentWriter::Native(_)
             if end == ConnectionEnd::FrontendClosed
                 || notified && half_closes && end == ConnectionEnd::EndpointClosed => {}
@@ -279,7 +279,7 @@ struct Delivery {
 }
 
 impl Delivery {
-    /// Why the connection is over once the endpoint has said all, although the frontend sends nothing.
+    /// Why the connection is over once the endpoint has sent all, although the frontend sends nothing.
     fn lost_after_all(&self) -> Option<ConnectionEnd> {
         self.lost.get().copied().filter(|_| self.is_complete.load(Relaxed))
     }
@@ -375,7 +375,8 @@ async fn delivered(
     .await
 }
 
-/// The same of an endpoint that sends no more: as long as the frontend takes some, which may be slow.
+/// Like [`delivered`], for an endpoint that sends no more. Waits as long as the frontend takes some bytes,
+/// even slowly.
 async fn rest_delivered(
     mut down: Pin<&mut impl Future<Output = ConnectionEnd>>,
     delivery: &Delivery,
@@ -400,7 +401,7 @@ mod tests {
 
     use super::*;
 
-    /// How a connection to an upstream agent ends whose frontend has said all.
+    /// How a connection to an upstream agent ends whose frontend has sent all.
     async fn half_closed(delivery: &Delivery, down: impl Future<Output = ConnectionEnd>) -> ConnectionEnd {
         directions(async { Up::HalfClosed }, down, false, delivery).await
     }

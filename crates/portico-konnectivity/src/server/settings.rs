@@ -30,7 +30,7 @@ pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams on one connection at once: connections of an agent of ours.
 pub(crate) const MAX_STREAMS: u32 = 65_536;
 
-/// The same of a frontend. kube-apiserver has one on each connection.
+/// Streams on one connection of a frontend at once. kube-apiserver has one on each connection.
 pub(crate) const FRONTEND_STREAMS: u32 = 1_024;
 
 /// Requests on one connection that are refused in a row: answers that nobody reads are not counted elsewhere.
@@ -40,7 +40,8 @@ pub(crate) const MAX_REFUSED: u32 = 4_096;
 /// Connections of agents that have not authenticated yet: of more, the oldest are closed.
 pub(crate) const MAX_UNAUTHENTICATED: u32 = 1_024;
 
-/// The same of frontends that have not asked for anything. kube-apiserver asks at once, on each.
+/// Connections of frontends that have not asked for anything yet: of more, the oldest are closed.
+/// kube-apiserver asks at once, on each.
 pub(crate) const MAX_IDLE_FRONTENDS: u32 = 1_024;
 
 /// Bytes that are read of a peer's TLS handshake: a chain of large certificates, and the rest.
@@ -51,7 +52,7 @@ pub(crate) const TLS_HANDSHAKE: usize = 20 * 1024;
 pub struct Settings {
     /// What it calls itself towards agents. Differs from all other servers of the cluster.
     pub id: String,
-    /// How many servers there are, as agents are told.
+    /// How many servers there are, as agents are informed.
     pub count: u32,
     /// Streams of agents at once: of more, each is refused.
     pub max_agents: usize,
@@ -63,11 +64,11 @@ pub struct Settings {
     pub dial_timeout: Duration,
     /// Bytes of one connection that wait for a frontend that does not read.
     pub connection_buffer: usize,
-    /// The same of all connections together.
+    /// Bytes of all connections together that wait for frontends that do not read.
     pub memory: usize,
     /// Silence of an agent before it gets a PING.
     pub keepalive: Duration,
-    /// The same of a frontend over TCP.
+    /// Silence of a frontend over TCP before it gets a PING.
     pub frontend_keepalive: Duration,
 }
 

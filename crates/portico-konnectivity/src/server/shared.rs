@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) counters: Counters,
     pub(crate) memory: MemoryBudget,
-    /// Of that, what connections of upstream agents hold beyond their buffers.
+    /// The part of `memory` that connections of upstream agents hold beyond their buffers.
     pub(crate) excess: MemoryBudget,
     pub(crate) connections: Connections<Backend>,
     registry: Mutex<Registry<Backend>>,
@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) stop: watch::Sender<Stop>,
 }
 
-/// What has to end. Agents first, so that frontends are told that their connections are over.
+/// What has to end. Agents first, so that frontends learn that their connections are over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
     NotYet,
@@ -107,8 +107,8 @@ impl fmt::Display for DialError {
     }
 }
 
-/// Of log lines that anyone can cause. Each kind has a limit of its own, or a scanner would silence what
-/// somebody has to act on.
+/// Limits of log lines that anyone can cause. Each kind has a limit of its own, or a scanner would suppress
+/// the lines that somebody has to act on.
 #[derive(Debug, Default)]
 struct Lines {
     /// Agents with an identity that are refused.
@@ -225,8 +225,8 @@ impl Shared {
         let _ = self.stop.subscribe().wait_for(|stop| *stop >= what).await;
     }
 
-    /// Has an agent connect to `address`. An agent that is lost meanwhile, has no room or says nothing is
-    /// replaced by the next fit one. Dropped before its end, the agent is told.
+    /// Has an agent connect to `address`. An agent that is lost meanwhile, has no room or does not answer is
+    /// replaced by the next fit one. If the future is dropped before its end, the agent is notified.
     pub(crate) async fn dial(&self, address: &str) -> Result<(Opened, Arc<Backend>), DialError> {
         let _pending = Counted::new(&self.counters.pending);
         let begun = Instant::now();

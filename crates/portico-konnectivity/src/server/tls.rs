@@ -58,7 +58,7 @@ pub enum TlsError {
         certificate: PathBuf,
         /// The key file.
         key: PathBuf,
-        /// What rustls said.
+        /// The error of rustls.
         source: rustls::Error,
     },
     /// The CA file holds what is no CA.
@@ -66,7 +66,7 @@ pub enum TlsError {
     Ca {
         /// The CA file.
         path: PathBuf,
-        /// What rustls said.
+        /// The error of rustls.
         source: rustls::Error,
     },
     /// The CAs make no verifier.
@@ -74,7 +74,7 @@ pub enum TlsError {
     Verifier {
         /// The CA file.
         path: PathBuf,
-        /// What rustls said.
+        /// The error of rustls.
         source: VerifierBuilderError,
     },
 }

@@ -71,7 +71,7 @@ fn status(code: u16) -> Value {
     json!({"kind": "Status", "status": "Failure", "code": code, "reason": "X", "message": "no"})
 }
 
-/// What the watch says, in words, with the seconds since the start, until `count` signs were seen.
+/// What the watch reports, as text, with the seconds since the start, until `count` signs were seen.
 async fn said(api: Api<ConfigMap>, count: usize) -> Vec<String> {
     let begin = Instant::now();
     let signs = progress(api, None).take(count).map(|sign| {
@@ -178,7 +178,7 @@ async fn a_list_that_lost_most_objects_or_is_older_is_believed_only_when_repeate
         assert_eq!(done, 2, "{said:?}");
         assert!(!said[..doubted].iter().skip(26).any(|line| line.ends_with(" done")), "{said:?}");
     }
-    // What is said twice is true.
+    // What two lists agree on is true.
     let truth = || list("7", &["a"]);
     let (api, _) = api(vec![list("50", &many), gone(), truth(), truth(), Hangs(vec![])]);
     assert!(said(api, 32).await.iter().filter(|line| line.ends_with(" done")).count() == 2);

@@ -74,7 +74,7 @@ impl Pki {
         self.folder().join(name)
     }
 
-    /// The same as text, for a command line.
+    /// Like [`Self::file`], as text for a command line.
     pub fn path(&self, name: &str) -> String {
         self.file(name).display().to_string()
     }

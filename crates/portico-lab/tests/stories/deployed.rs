@@ -23,10 +23,10 @@ const ROLLING_OUT: Duration = Duration::from_secs(240);
 
 /// The NodePort of the cluster with strategy NodePort; with KKP the API server listens on the same number.
 const NODE_PORT: u16 = 30_001;
-/// The same of the cluster with strategy LoadBalancer.
+/// The NodePort of the cluster with strategy LoadBalancer.
 const BALANCED_PORT: u16 = 30_002;
 
-/// And changes, a rolling update and a restart of one are not felt by the others.
+/// Changes, a rolling update and a restart of one cluster are not noticed by the others either.
 pub(crate) fn clusters_of_every_strategy_are_reached_through_a_deployed_gateway(lab: &Lab, seed: &Seed) {
     let client = lab.host("client").unwrap();
     let clusters = create_user_clusters(seed);
@@ -236,7 +236,7 @@ fn deploy_portico(seed: &Seed) {
 /// The gateway of the cluster with strategy LoadBalancer.
 fn deploy_gateway_of_balanced(seed: &Seed) {
     let namespace = "cluster-balanced";
-    // Of the objects that belong to no namespace, the one of its own cluster.
+    // The objects that belong to no namespace are those of its own cluster.
     let objects = [
         json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -35,7 +35,7 @@ fn seeded(name: &str) -> (MutexGuard<'static, ()>, Lab, Seed) {
     seeded_by(name, Seed::start)
 }
 
-/// The same with a seed that is started in this way.
+/// Like [`seeded`], with a seed that `start` starts.
 fn seeded_by(name: &str, start: fn(&Lab) -> Result<Seed>) -> (MutexGuard<'static, ()>, Lab, Seed) {
     // First, since it may have to be built.
     let portico = Image::portico().unwrap();

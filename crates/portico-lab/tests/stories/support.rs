@@ -24,7 +24,7 @@ pub(crate) const DOMAIN: &str = "kubermatic.kkp.example.com";
 
 /// Clusters that come, change and go while others are watched.
 const OTHERS: usize = 100;
-/// Of those, how many are exposed by NodePort; the rest by SNI and CONNECT.
+/// How many of those are exposed by NodePort; the rest by SNI and CONNECT.
 const OTHERS_BY_PORT: usize = 20;
 /// Routes of all those: one by port, or two by host and authority.
 const ROUTES_OF_OTHERS: usize = OTHERS_BY_PORT + 2 * (OTHERS - OTHERS_BY_PORT);

@@ -275,7 +275,7 @@ impl Story {
         self.processes_of(worker, |_| true)
     }
 
-    /// Those whose pods are ready and not to be deleted.
+    /// The processes of agents whose pods are ready and not to be deleted.
     fn ready_agents(&self, worker: usize) -> Result<Vec<Pid>> {
         let stays = |pod: &Value| condition(pod, "Ready") && pod["metadata"]["deletionTimestamp"].is_null();
         self.processes_of(worker, stays)
@@ -507,7 +507,8 @@ impl Story {
         self.gateways.iter().map(watch).collect()
     }
 
-    /// The proof of one cluster is no proof for another's authority, and none is none.
+    /// The credential of one cluster does not open the authority of another. A client without a credential
+    /// opens none.
     fn an_identity_opens_the_authorities_of_its_own_cluster_only(&self) {
         for gateway in &self.gateways {
             let asked = |of: &UserCluster, proof: Proof| self.ask_livez(gateway, of, &proof);
@@ -603,7 +604,7 @@ impl Story {
         let knocking = Knocking::start(clients);
         believe(&self.seed, &self.gateways, &[&self.successors]);
         self.inside.run(&["delete", "secret", "-n", NAMESPACE, "first"]).unwrap();
-        // Of the watches none was begun by the new certificate.
+        // None of the watches was begun with the new certificate.
         wait::until("watches by the old certificate to end", SOON, || {
             ensure!(watches.alive(0) == 0, "{} go on", watches.alive(0));
             Ok(())
@@ -757,7 +758,7 @@ fn held_addresses(host: &Host) -> Vec<String> {
 /// The credential that proves a cluster.
 enum Proof<'a> {
     Certificate(&'a str),
-    /// Of the agents' service account in that cluster.
+    /// A token of the agents' service account in that cluster.
     Token(&'a UserCluster),
     Nothing,
 }

@@ -331,7 +331,7 @@ pub(crate) fn in_cluster<K: k8s_openapi::Resource>(object: &Cached<K>) -> bool {
     object.namespace().is_some_and(|namespace| ClusterName::of_namespace(&namespace).is_some())
 }
 
-/// Whether a Service is one that is written for a cluster. Of others there may be any number.
+/// Whether a Service is one that is written for a cluster. There may be any number of others.
 fn is_written(service: &Cached<Service>) -> bool {
     let name = service.name_any();
     in_cluster(service) && EXPOSED.into_iter().chain([FRONT]).any(|written| written == name)

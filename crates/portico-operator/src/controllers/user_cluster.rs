@@ -3,9 +3,9 @@
 //! For each ExposedCluster: Secret `admin-kubeconfig` on the seed (`issue`), and what
 //! [`portico_expose::user_cluster`] decides on inside the user cluster, with the kubeconfig in the Secret
 //! `internal-admin-kubeconfig` (`inside`). Nothing is kept of a user cluster between two passes: each has one
-//! when something changes on the seed, and every ten minutes. One that is hosted gets more (`hosted`), and is
-//! watched for what its kubelets ask for (`approver`), which cannot wait. One that migrates is looked at all
-//! the time for what that waits for (`proofs`).
+//! when something changes on the seed, and every ten minutes. A hosted cluster gets more (`hosted`), and is
+//! watched for what its kubelets ask for (`approver`), which cannot wait. A cluster that migrates is looked
+//! at all the time for the proofs that its migration waits for (`proofs`).
 //!
 //! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] slots
 //! for a time with a limit, and waits longer and longer, whatever changes on the seed meanwhile (`rest`);

@@ -78,7 +78,7 @@ pub struct WebhookSettings {
     pub namespace: String,
     /// The annotation by which a Service asks to be exposed.
     pub expose_annotation: String,
-    /// Whether the operator was told which Seed the gateway is of.
+    /// Whether the operator is configured with the Seed that the gateway belongs to.
     pub seed_is_named: bool,
     /// What time it is.
     pub clock: fn() -> Timestamp,

@@ -215,7 +215,7 @@ async fn a_load_balancer_without_address_is_reported_after_a_while_and_heals(
     let message = wait_reason(kubectl, "north", "LoadBalancerPending");
     assert!(message.contains("Service portico/portico has no address"), "{message}");
     assert_eq!(condition(kubectl, "north").unwrap()["status"], "False");
-    // Of what the metric is made.
+    // The metric is made of this status.
     assert_eq!(seeds(&operator).reports.into_values().next().unwrap().reason, "LoadBalancerPending");
     until("the Event", || {
         let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;

@@ -90,7 +90,7 @@ async fn neither_writes_nor_names_that_hang_hold_another_cluster_up() {
     let api = ApiServer::start("hanging").unwrap();
     let kubectl = api.kubectl();
     let direct = install(kubectl, api.access()).await;
-    // Of `invalid` no name server is asked: RFC 6761.
+    // No name server is asked for names under `invalid`: RFC 6761.
     let domain = r#"{"spec": {"ingress": {"domain": "kkp.example"}}}"#;
     let configuration = ["patch", "kubermaticconfiguration", "kkp", "-n", "portico", "--type=merge", "-p"];
     kubectl.run(&[&configuration[..], &[domain]].concat()).unwrap();

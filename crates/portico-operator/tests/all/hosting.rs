@@ -274,8 +274,8 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     assert!(written <= 36, "{written}");
     alarms_of_etcd_are_reported(kubectl);
 
-    // At rest a look at everything writes nothing, in the other layout neither. Of that, what needs etcd is
-    // not made yet.
+    // At rest a look at everything writes nothing, in the other layout neither. What needs etcd is not made
+    // yet there.
     kubectl.apply_json(&hosted("d", "dedicated")).unwrap();
     let etcd = "etcd 0 of 3: no node takes it";
     until(etcd, || {
@@ -324,7 +324,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     });
     wait_reason(kubectl, "a", "Ready");
 
-    // What can be made anew comes back; of what cannot be, that is said, and the pods stay as they are.
+    // What can be made anew comes back. What cannot be is reported, and the pods stay as they are.
     let set = || kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"]).unwrap();
     let generation = set()["metadata"]["generation"].clone();
     for object in ["configmap/kube-apiserver-egress", "secret/apiserver-tls"] {
@@ -536,7 +536,7 @@ async fn killed_after(writes: usize, kubectl: &Kubectl, direct: &Client, is_so: 
     panic!("each of a hundred operators got its writes done, and that was not enough");
 }
 
-/// Whether all is said that is to be said of a new control plane.
+/// Whether everything about a new control plane is reported.
 fn is_running(kubectl: &Kubectl, name: &str) -> bool {
     let Ok(cluster) = kubectl.get(&["cluster", name]) else { return false };
     let conditions = &cluster["status"]["conditions"];

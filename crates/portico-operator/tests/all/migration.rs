@@ -57,7 +57,7 @@ impl Stage {
         let user = ControlPlane::start(&planes, &etcd, &alone("user", 6_444, of_user)).unwrap();
         let kubectl = seed.access().kubectl(&planes).unwrap();
         let client = install(&kubectl, seed.access()).await;
-        // Of `invalid` no name server is asked: RFC 6761.
+        // No name server is asked for names under `invalid`: RFC 6761.
         let domain = r#"{"spec": {"ingress": {"domain": "kkp.example"}}}"#;
         let configuration = ["patch", "kubermaticconfiguration", "kkp", "-n", "portico", "--type=merge"];
         kubectl.run(&[&configuration[..], &["-p", domain]].concat()).unwrap();
@@ -170,7 +170,7 @@ impl Stage {
         });
     }
 
-    /// Waits until the cluster is settled, with this strategy.
+    /// Waits until no migration is under way, with this strategy in force.
     fn wait_settled(&self, strategy: &str) {
         self.wait_state("Settled", strategy);
         let exposed = self.exposed().unwrap();
@@ -261,7 +261,7 @@ async fn a_cluster_moves_between_doors_that_are_both_open_until_the_old_one_is_t
 
 fn from_a_port_to_a_name(stage: &Stage, port: u64) {
     stage.want("Tunneling", "");
-    // No node is there to be moved, and nobody has said that the old door may close.
+    // No node is there to be moved, and nobody has ordered that the old door may close.
     let who = format!("used by {}", stage.planes.address());
     stage.wait_state("Quieting", &who);
     for strategy in ["NodePort", "Tunneling"] {
@@ -288,7 +288,7 @@ fn from_a_port_to_a_name(stage: &Stage, port: u64) {
     stage.wait_no_order();
 }
 
-/// And an order of before closes nothing that was opened again.
+/// An order of before closes nothing that was opened again, either.
 fn going_back_from_a_door_that_is_being_closed_brings_its_port(stage: &Stage, port: u64) {
     let inside = stage.user.access().kubectl(&stage.planes).unwrap();
     let labels = json!({"app": "theirs"});
@@ -314,7 +314,7 @@ fn going_back_from_a_door_that_is_being_closed_brings_its_port(stage: &Stage, po
 }
 
 fn the_way_back_is_the_same_from_each_state(stage: &Stage) {
-    // Before the flip nobody was told: the load balancer has no address.
+    // Before the flip the new door was not published: the load balancer has no address.
     stage.want("LoadBalancer", "");
     stage.wait_state("Opening", "front-loadbalancer");
     stage.want("Tunneling", "");
@@ -402,7 +402,7 @@ fn a_door_that_nobody_uses_closes_by_itself_and_not_before(stage: &Stage) {
     stage.order("quiet=0");
     stage.wait_state("Quieting", &who);
     watch.check().unwrap();
-    // With the gateway goes what it knew of the watch, and silence is no proof.
+    // The gateway's knowledge of the watch is lost with it, and silence is no proof.
     stage.gateway.kill();
     stage.wait_state("Quieting", "is unknown while the gateway");
     let gateway = gateway(&stage.door, stage.seed.access());
@@ -473,7 +473,7 @@ async fn where_nobody_can_look_inside_an_order_leaves_each_state_and_users_keep_
     stage.wait_state("Opening", "a certificate with its names: there is no Secret");
     stage.want("NodePort", "");
     stage.wait_state("Moving", "there is no Secret");
-    // Of the door that users know nothing closes.
+    // The door that users know does not close, not even by order.
     stage.order("close=NodePort");
     stage.wait_state("Moving", "there is no Secret");
     stage.answers_by("NodePort");
@@ -482,7 +482,7 @@ async fn where_nobody_can_look_inside_an_order_leaves_each_state_and_users_keep_
     stage.answers_by("NodePort");
     stage.wait_no_order();
 
-    // It is lost after all are told of the new door.
+    // Access is lost after the new door is published.
     stage.show_inside();
     stage.want("Tunneling", "");
     stage.wait_state("Quieting", "Tunneling is in force");
@@ -521,7 +521,7 @@ async fn an_operator_that_is_killed_at_any_write_of_a_migration_leaves_both_door
         };
         let complete = withheld_or(&faulty, settled);
         killed.kill().await;
-        // Whatever was done: what users were told of leads to the API server.
+        // Whatever was done: the published address leads to the API server.
         let cluster = stage.cluster().unwrap();
         let url = cluster["status"]["address"]["url"].as_str().unwrap();
         let strategy = if url.ends_with(":6443") { "Tunneling" } else { "NodePort" };

@@ -82,7 +82,7 @@ async fn definitions_that_drop_what_is_written_are_reported_and_the_cluster_is_e
         ensure!(events.contains("DefinitionOutdated"), "{events}");
         Ok(())
     });
-    // A condition alone is merged, and dropped without a word.
+    // A condition alone is merged, and dropped silently.
     let endpoints = |value: &str| {
         kubectl.run(&["annotate", "cluster", "a", &format!("portico.k8c.io/endpoints{value}")]).unwrap();
     };

@@ -78,7 +78,7 @@ async fn an_operator_to_which_the_seed_is_mute_or_slow_steps_down_comes_back_and
     second.stop().await;
     wait_reports(&first, 3);
     assert_eq!(first.work("portico-exposure").writes, written);
-    // Of that time there can be no Event before.
+    // An Event about that time can only be written now.
     until("how long it was away", || {
         let events = kubectl.run(&["events", "--for=seed/north", "-n", "portico"])?;
         ensure!(
@@ -110,7 +110,7 @@ async fn an_operator_to_which_the_seed_is_mute_or_slow_steps_down_comes_back_and
     assert!(first.work("portico-exposure").errors["WriteRefused"] >= 2);
     what_is_wrong_for_good_is_written_once(kubectl, &first);
 
-    // The same of the other condition. Both controllers write it to one path.
+    // The other condition is written again after a failure, too. Both controllers write to one path.
     faulty.rules(|rules| rules.answers = vec![("/clusters/e/status", Answer::Status(500), 6)]);
     kubectl.apply_json(&cluster("e", "Tunneling")).unwrap();
     wait_condition("e", "PorticoUserClusterReady", "NoKubeconfig");

@@ -91,7 +91,7 @@ async fn mistakes_across_objects_are_refused_when_they_are_made() {
     let kubectl = api.kubectl();
     let client = install_operator(kubectl, api.access()).await;
     kubectl.apply_json(&south()).unwrap();
-    // Of before the webhook, and wrong.
+    // This Cluster existed before the webhook, and is wrong.
     kubectl.apply_json(&in_datacenter("lost", "lab-9")).unwrap();
     for namespace in ["one", "two"] {
         kubectl.run(&["create", "namespace", namespace]).unwrap();

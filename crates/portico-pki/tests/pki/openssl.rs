@@ -60,7 +60,7 @@ fn openssl_verifies_every_kind_of_certificate_under_authorities_of_both_kinds() 
     }
 }
 
-/// Of these certificates, those that `openssl verify` accepts with these words.
+/// Those of `certificates` that `openssl verify` accepts with these arguments.
 fn accepted(dir: &Path, words: &str, certificates: &[&str]) -> BTreeSet<String> {
     let at = format!("verify -x509_strict -attime {}", now().as_second());
     let files = certificates.iter().map(|name| format!("{name}.crt"));

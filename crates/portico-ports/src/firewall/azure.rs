@@ -7,7 +7,7 @@ use super::writing::{Writing, Written, json_text};
 use crate::model::Protocol;
 use crate::port_set::text;
 
-/// The first priority; rules are told apart by theirs.
+/// The first priority; each rule needs one of its own.
 const FIRST_PRIORITY: usize = 100;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {

@@ -94,7 +94,7 @@ impl Ruleset {
         self.roles.iter().map(|role| role.key).collect()
     }
 
-    /// Those of one direction.
+    /// The rules of one direction.
     pub fn of(&self, direction: Direction) -> impl Iterator<Item = &Rule> {
         self.rules.iter().filter(move |rule| rule.direction == direction)
     }

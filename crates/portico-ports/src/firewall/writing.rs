@@ -11,7 +11,7 @@ pub struct Writing<'a> {
     pub namespace: &'a str,
 }
 
-/// Rules in a language, and what its reader must be told.
+/// Rules in a language, and notes that its reader must get.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The rules.

@@ -38,7 +38,7 @@ pub(super) fn read(text: &str) -> InForce {
     read
 }
 
-/// The chains of both families, told apart.
+/// A name of the chain that is unique over both families.
 fn unique(ipv6: bool, chain: &str) -> String {
     format!("{}/{chain}", if ipv6 { "ip6" } else { "ip" })
 }
@@ -62,7 +62,7 @@ fn step(rest: &str, line: &str, ipv6: bool, chain: &str) -> Reading {
             return Reading::NotUnderstood;
         }
         match word {
-            // Of a chain of one's own it is not known which side is the peer's: the side that is named.
+            // In a user-defined chain it is not known which side is the peer's: take the side that is named.
             "-s" | "--source" if chain != "OUTPUT" => step.peers = network(value),
             "-d" | "--destination" if chain != "INPUT" => step.peers = network(value),
             "-p" | "--protocol" => match protocol_number(value) {

@@ -1,9 +1,9 @@
 //! The checks, one file each: an attempt, bounded in time, with what was seen as its result.
 //!
-//! [`tcp`] connects, and hears whether a responder is there. [`datagram`] sends a probe by UDP or IP-in-IP
-//! and waits for it to come back; [`path_mtu`] does so with probes of many sizes. [`dns`] asks a name server,
-//! [`tls`] speaks TLS, through a corporate proxy if there is one. [`back`] has the other side try. [`port`]
-//! looks at this machine. None of them tries again, and none judges.
+//! [`tcp`] connects, and finds out whether a responder is there. [`datagram`] sends a probe by UDP or
+//! IP-in-IP and waits for it to come back; [`path_mtu`] does so with probes of many sizes. [`dns`] asks a
+//! name server, [`tls`] speaks TLS, through a corporate proxy if there is one. [`back`] has the other side
+//! try. [`port`] looks at this machine. None of them tries again, and none judges.
 
 pub mod back;
 pub mod datagram;
@@ -20,7 +20,7 @@ use std::time::Duration;
 pub struct Limits {
     /// For an answer. A SYN is sent again after one second, and after three.
     pub answer: Duration,
-    /// For the first word of a responder, once it has accepted. It speaks at once.
+    /// For the first line of a responder, once it has accepted. It sends at once.
     pub banner: Duration,
 }
 

@@ -46,7 +46,7 @@ pub async fn check(to: SocketAddr, limits: Limits) -> Greeting {
     }
 }
 
-/// Waits for the first words of a responder. `None`: something else is there.
+/// Waits for the first line of a responder. `None`: something else is there.
 pub(super) async fn listen(stream: &mut TcpStream, limit: Duration) -> io::Result<Option<Responder>> {
     let mut bytes = Vec::with_capacity(LONGEST_LINE);
     let hear = async {

@@ -38,7 +38,7 @@ const LONGEST_NAME: usize = 200;
 /// The certificates that are right.
 #[derive(Debug, Clone)]
 pub enum Trust {
-    /// Those that lead to one of these.
+    /// The certificates that lead to one of these roots.
     Roots(Arc<RootCertStore>),
     /// Every one: the CA is private, and nobody has named it.
     Any,

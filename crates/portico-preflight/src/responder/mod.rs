@@ -1,9 +1,9 @@
 //! The other end of the checks: accepts TCP, returns datagrams, and tries the way back when asked.
 //!
-//! Safe on a machine in production. It binds only the addresses it is given, and what another program has is
-//! left alone: probes to a UDP port in use are answered beside it by a raw socket (`raw`). It answers only
-//! peers it was told of, never with more bytes than it got, and tries back only towards the very peer that
-//! asks, only what it was told to. Everything is bounded: [`Bounds`].
+//! Safe on a machine in production. It binds only the addresses it is given, and leaves alone what another
+//! program has: probes to a UDP port in use are answered beside it by a raw socket (`raw`). It answers only
+//! configured peers, never with more bytes than it got. It tries back only towards the very peer that asks,
+//! and only configured targets. Everything is bounded: [`Bounds`].
 
 mod raw;
 mod shared;

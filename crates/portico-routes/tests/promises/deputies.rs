@@ -71,7 +71,7 @@ fn a_cluster_ip_is_no_endpoint_whether_it_comes_before_the_slice_or_after() {
 
 #[test]
 fn behind_a_node_port_the_allow_list_of_its_cluster_holds() {
-    // Of a Service that this gateway exposes, and of one that another does.
+    // The victim is a Service that this gateway exposes, or one that another gateway does.
     for victim in [service("cluster-a/api", "NodePort"), unexposed("cluster-a/api")] {
         for thief_is_first in [true, false] {
             let mut index = index();

@@ -1,5 +1,5 @@
-//! What the annotations of a Service promise: which keys lead to it, and what is said about those that do
-//! not.
+//! What the annotations of a Service promise: which keys lead to it, and which problems are reported about
+//! those that do not.
 
 use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED, ExposeKeys};
 use portico_api::service::{Protocol, ServiceType};

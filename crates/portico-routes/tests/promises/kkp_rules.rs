@@ -153,7 +153,7 @@ fn upstreams_are_the_ready_addresses_of_the_port_by_its_name_once_each_and_sorte
 
 #[test]
 fn the_oldest_service_has_the_name_and_the_uid_decides_between_equals() {
-    // Of each Service: created, UID, host names by port. Then the owners of a.example.com and b.example.com.
+    // Each Service has: created, UID, host names by port. Then the owners of a.example.com and b.example.com.
     const BOTH: &str = r#"{"secure":"a.example.com","other":"b.example.com"}"#;
     const FIRST: &str = r#"{"secure":"a.example.com"}"#;
     for (case, one, two, expected) in [

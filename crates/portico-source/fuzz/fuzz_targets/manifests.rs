@@ -31,7 +31,7 @@ fuzz_target!(|text: &str| {
         assert!(problem.to_string().starts_with("a.yaml:"), "{problem}");
         assert!(problem.line <= lines + 1, "line {} of {lines}", problem.line);
     }
-    // The same text means the same, which is what a restart relies on.
+    // The same text read twice gives the same objects, which is what a restart relies on.
     let again = read_text_as(file, text);
     assert_eq!((loaded.objects, loaded.problems), (again.objects, again.problems));
 });

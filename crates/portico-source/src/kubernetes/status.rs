@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::ClustersFrom;
 
-/// The same error of a watch is logged again after this time.
+/// If a watch fails with an error that it had before, the error is logged again only after this time.
 const LOG_AGAIN: Duration = Duration::from_secs(600);
 
 /// The state of all watches.

@@ -64,7 +64,7 @@ pub(super) enum Ended {
 }
 
 impl Ended {
-    /// Whether the connection was closed or lost without a word of HTTP/2.
+    /// Whether the connection was closed or lost before any HTTP/2.
     pub(super) fn is_hang_up(&self) -> bool {
         match self {
             Self::Closed => true,

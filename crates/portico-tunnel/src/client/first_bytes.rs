@@ -30,7 +30,7 @@ pub(super) struct FirstBytes<'a, S> {
 }
 
 impl<'a, S: Socket> FirstBytes<'a, S> {
-    /// Of the client at the other end of `socket`, of which nothing was read.
+    /// The first bytes of the client at the other end of `socket`, from which nothing was read yet.
     pub(super) fn new(socket: Option<&'a S>) -> Self {
         Self { socket, bytes: Bytes::new() }
     }

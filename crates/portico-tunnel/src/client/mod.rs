@@ -65,9 +65,9 @@ impl Client {
         self.view.open(authority, None::<&TcpStream>).await
     }
 
-    /// The same for a client of which nothing was read. A TLS handshake that it begins meanwhile is sent
-    /// along with the request, and again if the tunnel breaks before it answers: a connection comes up one
-    /// round trip sooner. [`Stream::carry`] takes the same socket.
+    /// Like [`Self::open`], for a client from which nothing was read. A TLS handshake that it begins
+    /// meanwhile is sent along with the request, and again if the tunnel breaks before the answer: a
+    /// connection comes up one round trip sooner. [`Stream::carry`] takes the same socket.
     pub async fn open_for(&self, authority: &str, client: &impl Socket) -> Result<Stream, OpenError> {
         self.view.open(authority, Some(client)).await
     }

@@ -14,8 +14,8 @@ use super::endpoints::Endpoints;
 /// The shortest time between two questions for one name.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// The same while all is well, so that twenty thousand nodes do not load the name servers and a node at rest
-/// sleeps. Up to half as much is added, so that they do not ask together.
+/// The time between two questions for one name while all is well, so that twenty thousand nodes do not load
+/// the name servers and a node at rest sleeps. Up to half as much is added, so that they do not ask together.
 const REFRESH: Duration = Duration::from_secs(30);
 
 /// How long an attempt waits for an answer if an address is known already. A name server that is up is

@@ -28,7 +28,7 @@ use super::tunnel::{TunnelId, TunnelOrigin, TunnelState};
 /// return together.
 const REPLACE_WITHIN: Duration = Duration::from_secs(2);
 
-/// The same while a stream waits.
+/// A lost tunnel is replaced within this time while a stream waits.
 const REPLACE_WITHIN_WANTED: Duration = Duration::from_millis(200);
 
 /// How long a tunnel on which our identity is refused stays at first, give or take a half. What is wrong may

@@ -1,4 +1,4 @@
-//! An open stream: the gateway said 200, and the API server at its other end waits for the first byte.
+//! An open stream: the gateway answered 200, and the API server at its other end waits for the first byte.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Stream {
     }
 
     /// Carries bytes between `socket` and the control plane until both have ended or one of them fails, with
-    /// half-close and reset in both directions. `meter` counts the bytes and is told how it ended; the socket
+    /// half-close and reset in both directions. `meter` counts the bytes and records how it ended; the socket
     /// is downstream.
     pub fn carry(
         self,

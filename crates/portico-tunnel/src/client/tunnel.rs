@@ -53,7 +53,7 @@ pub enum TunnelState {
 /// Whether the gateway accepts our identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdentityState {
-    /// It has not said.
+    /// The gateway has not reported it yet.
     Unknown,
     /// It does.
     Accepted,
@@ -108,8 +108,8 @@ pub(super) struct TunnelOrigin {
 pub(super) struct Tunnel {
     pub(super) origin: TunnelOrigin,
     pub(super) since: Instant,
-    /// Of two tunnels with room in their group, the one with the lower rank gets a stream. Drawn at random:
-    /// by age, a gateway that came back would get none from any client.
+    /// If two tunnels in a group have room, the one with the lower rank gets the stream. Drawn at random:
+    /// with age as rank, a gateway that came back would get no stream from any client.
     pub(super) rank: u64,
     pub(super) activity: Arc<Activity>,
     state: watch::Sender<TunnelState>,
@@ -126,11 +126,11 @@ pub(super) struct Tunnel {
     identity: Mutex<IdentityState>,
     /// Whether the last answer to `OPTIONS *` was 401.
     unauthorized: AtomicBool,
-    /// What the gateway said of our identity when it refused a stream, until it opens one.
+    /// What the gateway reported of our identity when it refused a stream, until it opens one.
     refusal: Mutex<Option<IdentityState>>,
     /// There is a new token to show.
     pub(super) token_renewed: Notify,
-    /// The answer to a request contradicts what the gateway said of our identity: that is stale.
+    /// The answer to a request contradicts what the gateway reported of our identity: that is stale.
     pub(super) identity_stale: Notify,
     signals: Arc<Signals>,
 }

@@ -238,8 +238,8 @@ impl Contents {
 }
 
 impl Read {
-    /// What is in force after these contents. Each file stands for itself: of one that cannot be used, what
-    /// it said before counts.
+    /// What is in force after these contents. Each file stands for itself: if one cannot be used, its former
+    /// content counts.
     fn renewed(
         &mut self,
         contents: &Contents,

@@ -148,7 +148,7 @@ impl Trust {
         self.examine_one(certificate, &path.anchor().subject_public_key_info, tenant)
     }
 
-    /// The same for one certificate of the path, and the key that signed it.
+    /// Like [`Self::examine`], for one certificate of the path, and the key that signed it.
     fn examine_one(
         &self,
         certificate: &Cert<'_>,

@@ -42,7 +42,7 @@ pub enum Failure {
     )]
     PlaintextNotServed,
     /// The client does not hold the key of its certificate, or it is no certificate. What else is wrong with
-    /// a certificate is said in the response to a request.
+    /// a certificate is reported in the response to a request.
     #[error("client certificate: {0}")]
     Untrusted(#[source] rustls::Error),
     /// The TLS handshake failed otherwise: no common version, or the client does not trust the listener's

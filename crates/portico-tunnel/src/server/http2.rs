@@ -160,7 +160,7 @@ fn builder(settings: &Settings) -> Builder {
     let mut builder = Builder::new();
     builder
         .initial_window_size(settings.stream_window)
-        // And one more, on which a client with a full tunnel sends a new token.
+        // One more stream, on which a client with a full tunnel sends a new token.
         .max_concurrent_streams(settings.max_streams.saturating_add(1))
         // Requests cancelled before they were accepted. A client that waited for a gateway that stood still
         // for some seconds cancels all of them, and h2's limit of 20 would cost it its streams. `RapidReset`

@@ -74,7 +74,7 @@ pub enum TlsError {
         certificate: PathBuf,
         /// The key file.
         key: PathBuf,
-        /// What rustls said.
+        /// The error of rustls.
         source: rustls::Error,
     },
     /// The CAs of the clients, or their revocation lists.

@@ -1,7 +1,7 @@
 //! HTTP/1.1 CONNECT under TLS: copies between the TLS stream and the upstream. (Without TLS the caller's copy
 //! engine does.)
 //!
-//! The same promises as [`bridge`](crate::bridge) makes for HTTP/2: a FIN is passed on as close_notify and
+//! Keeps the promises that [`bridge`](crate::bridge) makes for HTTP/2: a FIN is passed on as close_notify and
 //! back, a reset as a reset, after the bytes that came before it. A TLS client that ends without close_notify
 //! was cut off; its upstream gets a reset.
 

@@ -64,7 +64,7 @@ impl AsyncRead for Deaf {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.1.load(Relaxed) {
-            // Looks again with the next turn: it may hear again.
+            // Wakes itself for the next turn, because it may read again then.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -86,7 +86,7 @@ impl AsyncWrite for Deaf {
     }
 }
 
-/// What a [`Deaf`] client can be told.
+/// Switches of a [`Deaf`] client.
 struct Ear {
     deaf: Arc<AtomicBool>,
     /// To take back the window of every stream.
@@ -201,7 +201,7 @@ async fn streams_whose_sockets_do_not_read_are_reset_at_the_limit_and_no_others(
         stopped.push(upstream);
         senders.push(send_for_ever(ends));
     }
-    // What comes with one read of the connection's socket may be over it until those that were told have
+    // One read of the connection's socket may exceed the limit, until the streams that were cancelled have
     // gone.
     let most = limit + 4 * WINDOW;
     patiently(async {

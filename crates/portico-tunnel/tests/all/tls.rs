@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Of every client certificate.
+/// The serial number of every client certificate.
 const SERIAL: &[u8] = &[10, 11, 12];
 
 /// A CA for both sides, and the certificate of the server.
@@ -49,7 +49,7 @@ fn settings(pki: &Pki) -> Settings {
     Settings { tls: Some(Arc::new(Tls::load(files(pki)).unwrap())), ..Settings::default() }
 }
 
-/// Those of a server that asks for no certificate.
+/// The settings of a server that asks for no certificate.
 fn settings_without_ca(pki: &Pki) -> Settings {
     let files = TlsFiles { client_ca: Vec::new(), ..files(pki) };
     Settings { tls: Some(Arc::new(Tls::load(files).unwrap())), ..Settings::default() }

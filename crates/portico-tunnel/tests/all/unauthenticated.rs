@@ -93,7 +93,7 @@ async fn sixteen_requests_wait_before_a_client_has_authenticated_and_more_are_re
     let mut refused = 0;
     while refused < 4 {
         let (frame, flags, _) = client.next().await.unwrap();
-        // What the client has not said is not waited for: RST_STREAM follows.
+        // The server does not wait for what the client has not sent: RST_STREAM follows.
         if frame == kind::HEADERS {
             assert_eq!(flags, END_HEADERS | END_STREAM);
             refused += 1;

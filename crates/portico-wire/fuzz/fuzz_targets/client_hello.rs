@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
 
-    // The same bytes in reads of a few sizes that depend on the input.
+    // Parses the same bytes again, in reads of a size that depends on the input.
     let step = 1 + usize::from(bytes.last().copied().unwrap_or_default());
     let mut progress = Progress::default();
     let mut have = 0;

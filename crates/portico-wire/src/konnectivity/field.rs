@@ -123,7 +123,7 @@ pub(super) fn put_bytes(to: &mut BytesMut, number: u8, bytes: &[u8]) {
     to.extend_from_slice(bytes);
 }
 
-/// The same for a text, which is left out if it is empty.
+/// Like [`put_bytes`], for a text, which is left out if it is empty.
 pub(super) fn put_text(to: &mut BytesMut, number: u8, text: &str) {
     if !text.is_empty() {
         put_bytes(to, number, text.as_bytes());

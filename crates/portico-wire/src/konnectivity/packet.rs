@@ -36,7 +36,7 @@ pub enum Packet {
     },
     /// Answers a DIAL_REQ.
     DialResponse {
-        /// Of the request.
+        /// The dial of the request.
         dial: DialId,
         /// The connection, or why there is none. An error is never empty.
         result: Result<ConnectId, String>,

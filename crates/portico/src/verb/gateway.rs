@@ -1,4 +1,4 @@
-//! `portico gateway`: serves what is exposed until it is told to stop.
+//! `portico gateway`: serves what is exposed until it is signalled to stop.
 //!
 //! [`flags`] says what can be set, [`capacity`] divides memory and descriptors, [`control`] wires source,
 //! pipeline and data plane, [`status`] is what the process knows of itself, shown by [`pages`], [`health`],

@@ -274,7 +274,7 @@ mod tests {
         let deployment = manifest().find(|object| object["kind"] == "Deployment").unwrap();
         let Verb::Operator(flags) = parse(&deployment) else { panic!("another verb") };
         assert_eq!(flags.gateway.gateway_image.as_deref(), Some("localhost/portico:dev"));
-        // The Service that the API server is told to ask leads to the port that is listened on.
+        // The Service that the API server is configured to ask leads to the port that is listened on.
         let port = flags.webhook.webhook_listen.0.unwrap().port();
         let ports = deployment.pointer("/spec/template/spec/containers/0/ports").unwrap().as_array().unwrap();
         let named = ports.iter().find(|known| known["containerPort"] == port).unwrap();

@@ -27,7 +27,7 @@ const CONNECTIONS: usize = BY_NAME + BY_HTTP1 + SOCKETS * STREAMS_PER_SOCKET;
 
 /// Clusters added; all but the last [`WINDOW`] are removed again.
 const CHANGES: usize = 1_000;
-/// The same for `scripts/prove`.
+/// [`CHANGES`] for `scripts/prove`.
 const CHANGES_PROVED: usize = 20_000;
 /// Clusters there at a time.
 const WINDOW: usize = 5;

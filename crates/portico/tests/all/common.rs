@@ -101,7 +101,7 @@ impl Process {
         }
     }
 
-    /// Everything it said that was waited over.
+    /// Everything it logged that was waited over.
     pub(crate) fn said(&self) -> String {
         self.seen.join("\n")
     }

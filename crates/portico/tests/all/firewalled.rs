@@ -30,7 +30,7 @@ const MACHINES: [(&str, &str); 8] = [
     ("names", "dns"),
 ];
 
-/// Those that ask. The others answer.
+/// The machines that ask. The others answer.
 const ASKING: [&str; 3] = ["master", "worker-1", "desk"];
 
 /// Where pods reach their API server.
@@ -328,7 +328,7 @@ fn exchanges(from: &Host, to: SocketAddr, bytes: Vec<u8>, limit: Duration) -> bo
     on(from, exchange).join().unwrap().unwrap_or(false)
 }
 
-/// The same, once what has just been started serves.
+/// Waits until [`exchanges`] succeeds, because what has just been started may not serve yet.
 fn reaches(from: &Host, to: SocketAddr, bytes: Vec<u8>) {
     wait::until(&format!("{} to reach {to}", from.name()), PATIENCE, || {
         anyhow::ensure!(exchanges(from, to, bytes.clone(), DROPPED), "no answer");

@@ -156,7 +156,7 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
     assert_eq!(get(gateway.admin, "/routes?o=xml").0, 400);
 }
 
-/// Of the cluster `a`, while `stream` alone is open.
+/// Checks the doors of cluster `a`; `stream` is the only open connection.
 fn it_says_who_comes_by_which_door(gateway: &Gateway, stream: &TcpStream) {
     let (_, doors) = get(gateway.admin, "/doors?cluster=a");
     let doors: serde_json::Value = serde_json::from_str(&doors).unwrap();

@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 3;
 /// Between two attempts of one client, and the time over which the first ones are spread: thousands a second,
 /// and not all in one moment, which would measure the queue of the kernel and not the gateway.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
-/// Of these, as many may wait for the silent control plane at a time.
+/// Most clients that may wait for the silent control plane at a time.
 const MOST_CONNECTING: usize = 256;
 /// Clients of the healthy cluster at a time, and the most that each asks.
 const HEALTHY_CLIENTS: usize = 8;

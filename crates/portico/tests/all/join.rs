@@ -36,7 +36,7 @@ struct Machine {
     _runtime: UnixListener,
 }
 
-/// A machine with a root of its own, on which systemd seems to run, and where each word for it is kept.
+/// A machine with a root of its own, on which systemd seems to run, and where each call of it is recorded.
 struct SystemdMachine {
     root: PathBuf,
     _runtime: UnixListener,
@@ -52,8 +52,8 @@ pub(crate) const AS_ROOT: &str = "\
     mount --bind \"$1\" $root/portico && shift
     PATH=/usr/local/bin:/usr/bin:/usr/sbin exec chroot $root \"$@\"";
 
-/// Says what it is asked for, beside the files of units that there are, and has a kubelet that is told to run
-/// get its certificate at once.
+/// Logs the arguments of each call, with the files of units that there are. If it is called to restart a
+/// kubelet, the kubelet gets its certificate at once.
 const SYSTEMCTL: &str = "\
 #!/bin/sh
 cd /etc/systemd/system

@@ -30,8 +30,7 @@ const NAMING: [&str; 4] = [
 ];
 const BEFORE: &str = "etc/kubernetes/kubelet.conf.before-move";
 
-/// Ends the kubelet and starts it again, and says so. It may be told to fail, or to kill its caller
-/// before.
+/// Ends the kubelet and starts it again, and logs that. It may be set to fail, or to kill its caller before.
 const SYSTEMCTL: &str = "\
 #!/bin/sh
 echo \"$*\" >>/systemctl.log
@@ -91,7 +90,7 @@ impl Machine {
         self.api.access().server().to_owned()
     }
 
-    /// Another, by this name of the same API server.
+    /// The URL of the same API server by this name.
     fn at(&self, name: &str) -> String {
         let port = self.api.access().server().rsplit_once(':').unwrap().1;
         format!("https://{name}:{port}")
@@ -128,7 +127,7 @@ impl Machine {
         said(&self.moving(server, further).output().unwrap(), code)
     }
 
-    /// The same on a machine that has this root.
+    /// Like [`Self::moves`], on a machine that has `self.root` as its root directory.
     fn moves_as_root(&self, server: &str, code: Option<i32>) -> String {
         let mut command = self.api.host().command("unshare").unwrap();
         command.args(["--mount", "--propagation=private", "sh", "-ec", AS_ROOT, "sh"]).arg(&self.root);
@@ -157,7 +156,7 @@ impl Machine {
         NAMING.map(|name| self.read(name))
     }
 
-    /// The same after a move that is finished, if it was `before` at this server.
+    /// What [`Self::files`] returns after a finished move to this server, if it was `before` the move.
     fn files_at(&self, server: &str, before: &[Option<String>; 4]) -> [Option<String>; 4] {
         let mut files = before.clone().map(|text| text.map(|text| text.replace(&self.old(), server)));
         files[3] = None;
@@ -236,7 +235,7 @@ fn a_kubelet_that_a_process_stays_with_is_moved_or_put_back() {
     assert_eq!(machine.files(), there);
     machine.has_started(&[&next, &new]);
 
-    // Or kills it. Then it is finished, or undone, as the next one asks.
+    // Or somebody kills it. Then the move is finished, or undone, as the next one asks.
     for (then, mute) in [(&new, "localhost"), (&next, "nothing")] {
         machine.write("mute", "localhost");
         let mut moving = Process::of(&mut machine.moving(&next, &[]));

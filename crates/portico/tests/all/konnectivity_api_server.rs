@@ -265,7 +265,7 @@ fn expired(signer: &Path) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passes {
     All,
-    /// Connections are accepted, and nothing is ever said.
+    /// Connections are accepted, and nothing is ever sent.
     Nothing,
     /// Connections are closed.
     Nobody,

@@ -1,6 +1,6 @@
 //! The `portico` binary from outside: real processes, real sockets.
 //!
-//! [`common`] starts the binary, [`proof`] has what the heavy proofs share: many connections, a cluster's
+//! [`common`] starts the binary, [`proof`] has what the large tests share: many connections, a cluster's
 //! stand-in, usage. [`secure`] has what tests of the tunnel under TLS share.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 

@@ -92,7 +92,8 @@ fn a_narrow_path_is_measured_whether_its_router_says_so_or_swallows_packets() {
     let fits = mtu(&["--pod-mtu", "1350"]);
     assert_eq!(fits["status"], "passed", "{fits}");
 
-    // A black hole: what is too large vanishes. The kernel of the sender must not remember what it was told.
+    // A black hole: what is too large vanishes. The kernel of the sender must not remember the MTU it was
+    // sent.
     way.router.run(&["ip", "route", "del", &two]).unwrap();
     way.one.run(&["ip", "route", "flush", "cache"]).unwrap();
     way.filter("ip length > 1400 drop");

@@ -205,7 +205,7 @@ fn many_clusters_are_exposed_and_a_change_of_one_writes_its_own_objects_alone() 
     assert_eq!(reasons("NameNotResolved"), exposed, "{clusters}");
     assert_eq!(operator.work()["errors"], json!({}));
 
-    // Beside it each is told that it has no kubeconfig: a condition, and the last write of all.
+    // Beside it each cluster is reported to have no kubeconfig: a condition, and the last write of all.
     wait_until("every inside has a condition", || {
         let inside = operator.status()["userClusters"]["reports"].clone();
         let reports = inside.as_object().into_iter().flatten();

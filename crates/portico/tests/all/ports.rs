@@ -1,5 +1,5 @@
-//! `portico ports`, `portico firewall` and `portico capacity`: the contract of JSON, exit codes, and what is
-//! said to those who mistype.
+//! `portico ports`, `portico firewall` and `portico capacity`: the contract of JSON, exit codes, and the
+//! messages to those who mistype.
 
 use std::process::Output;
 
@@ -47,7 +47,7 @@ fn ids(flows: &[Value]) -> Vec<&str> {
     flows.iter().map(|flow| flow["id"].as_str().unwrap()).collect()
 }
 
-/// Wrong usage: exit code 2, and what is said.
+/// Wrong usage: exit code 2. Returns the message.
 fn refusal(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stdout(&output));
@@ -285,7 +285,7 @@ fn capacity_says_which_limit_is_hit_first_and_exits_with_1_if_clusters_do_not_fi
     let path = folder.path().to_str().unwrap();
     let output = run(&["capacity", "--manifests", path, "-o", "json"]);
     let answer: Value = serde_json::from_str(&stdout(&output)).unwrap();
-    // Of 100 ports, one cluster has two.
+    // One cluster has two of the 100 ports.
     assert_eq!(answer["limits"][0]["left"], 98, "{answer}");
     assert_eq!(answer["strategies"][0]["room"], 49, "{answer}");
     let add = |count: &str, strategy: &str| {

@@ -1,8 +1,8 @@
-//! What the proofs share: a site of manifests that changes as people change it, a gateway on addresses of its
-//! own, clients of every path, and what the kernel says about a process.
+//! What the large tests share: a site of manifests that changes as people change it, a gateway on addresses
+//! of its own, clients of every path, and what the kernel reports about a process.
 //!
-//! Every gateway listens on its own address of 127.0.0.0/8, so that proofs run side by side with well-known
-//! ports.
+//! Every gateway listens on its own address of 127.0.0.0/8, so that these tests run side by side with
+//! well-known ports.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -192,7 +192,7 @@ impl Usage {
         self.kilobytes("smaps_rollup", "Pss:")
     }
 
-    /// The same without what is mapped from files: the program itself.
+    /// Like [`Self::pss_kb`], without what is mapped from files, which is the program itself.
     pub(crate) fn data_kb(self) -> u64 {
         self.kilobytes("smaps_rollup", "Pss_Anon:")
     }
@@ -202,7 +202,7 @@ impl Usage {
         self.kilobytes("status", "VmHWM:")
     }
 
-    /// CPU time of all its threads. Of schedstat, for utime and stime count in steps of 10 ms.
+    /// CPU time of all its threads, from schedstat: utime and stime count in steps of 10 ms.
     pub(crate) fn cpu(self) -> Duration {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0)).expect("the process runs");
         let nanos = threads.flatten().map(|thread| {

@@ -112,7 +112,7 @@ fn a_dry_run_says_what_each_cluster_would_get_and_what_is_to_be_done() {
         assert!(said.contains(expected), "no {expected} in:\n{said}");
     }
 
-    // The same objects tell the port model what this seed needs, with its own ports and addresses.
+    // `portico ports` derives from the same objects what this seed needs, with its own ports and addresses.
     let mut ports = portico();
     ports.args(["ports", "--product", "kkp", "-o", "json", "--kubeconfig"]).arg(&kubeconfig);
     let output = ports.output().unwrap();

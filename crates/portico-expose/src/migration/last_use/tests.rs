@@ -99,7 +99,7 @@ enum Event {
     Turn(usize),
     /// This gateway's process is replaced; its connections end.
     Restart(usize),
-    /// It goes, or comes back as another one. The operator is told, and looks.
+    /// The gateway goes, or comes back as another one. The operator is notified, and looks.
     Leave(usize),
     /// The operator looks.
     Look,

@@ -1,4 +1,4 @@
-//! Each order in each state: what is written, what is said, what is refused.
+//! Each order in each state: what is written, what is reported, what is refused.
 
 use portico_api::strategy::ExposeStrategy::{LoadBalancer, NodePort, Tunneling};
 

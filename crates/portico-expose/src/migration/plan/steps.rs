@@ -1,5 +1,5 @@
-//! The steps of a plan, per keeper. What differs between strategies is said by the pair of them: what
-//! opens by the new one, what closes by the old one.
+//! The steps of a plan, per [`Keeper`]. The pair of strategies decides what differs: what opens by the new
+//! one, what closes by the old one.
 
 use portico_api::annotations::MIGRATION_LABEL;
 use portico_api::exposed_cluster::MigrationState;
@@ -29,7 +29,8 @@ fn gives_up_agents(facts: &Facts<'_>) -> bool {
     rules(facts.from).has_agent() && !rules(facts.to).has_agent()
 }
 
-/// The states of the machine. Taken back before anybody was told of the other door, it begins with Moving.
+/// The states of the machine. A migration that is taken back before the other door was published begins with
+/// Moving.
 fn of_operator(facts: &Facts<'_>) -> Vec<Step> {
     let all =
         [opening(facts), proving(facts), moving(facts), moving_nodes(facts), quieting(facts), closing(facts)];

@@ -43,7 +43,7 @@ impl PacketConnection {
         let shared = Arc::clone(&self.backend.shared);
         async move {
             let give_back = |bytes| {
-                // The same.
+                // Fails only once the stream is closed.
                 let _ = window.clone().release_capacity(bytes);
             };
             inbox.pace(&shared.counters.full_agents, give_back).await

@@ -144,7 +144,7 @@ impl Frontend<'_> {
         }
     }
 
-    /// Has an agent connect. `None`: the frontend was told why not, or is gone.
+    /// Has an agent connect. `None`: the frontend got an error that gives the reason, or is gone.
     async fn dial(&mut self, dial: &Dial) -> Option<(Opened, Established)> {
         let shared = Arc::clone(self.shared);
         let dialled = tokio::select! {

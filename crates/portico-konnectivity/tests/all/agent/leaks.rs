@@ -104,7 +104,7 @@ async fn each_by_itself(says: Says) {
     assert_eq!(failures_of(&agent), BTreeMap::from([("unknown", 2 * rounds), ("not_allowed", rounds)]));
     assert_eq!(agent.counters().dials_abandoned.load(Relaxed), rounds);
     let mut ends = ends_of(&agent);
-    // Of the abandoned dials those that had just succeeded.
+    // These are abandoned dials that had just succeeded.
     ends.remove("stopped");
     let expected = if has_streams {
         vec![("reset_by_server", rounds), ("closed_by_server", rounds), ("reset_by_endpoint", rounds)]
@@ -198,7 +198,7 @@ async fn with_packets(connect: &mut Connect, endpoint: &Endpoint, dial: i64, way
             Packet::DialResponse { dial: DialId(answered), result: Ok(connection) } if answered == dial => {
                 break connection;
             }
-            // Of an abandoned dial that had succeeded.
+            // The answer to an abandoned dial that had succeeded, or its end.
             Packet::DialResponse { .. } | Packet::CloseResponse { .. } => {}
             other => panic!("{other:?}"),
         }

@@ -283,7 +283,7 @@ async fn a_server_that_sends_goaway_is_replaced_and_its_connections_go_on() {
     assert!(matches!(connect.packet().await, Packet::Data { .. }));
 }
 
-/// Of a Lease. Longer than the start of an agent.
+/// How long a Lease is valid: longer than an agent takes to start.
 const VALID: Duration = Duration::from_secs(5);
 
 /// An API server that lists Leases of `servers` servers, valid for [`VALID`] from now on, and whose watches

@@ -55,7 +55,7 @@ async fn the_agent_answers_a_dial_with_a_stream_that_carries_its_bytes() {
     drop(socket);
     assert!(received(&mut receive).await.is_none());
     until(|| agent.connections().is_empty()).await;
-    // No packet of the Connect stream told of it.
+    // No packet of the Connect stream reported it.
     connect.dial("nowhere", 2);
     assert!(matches!(connect.packet().await, Packet::DialResponse { dial: DialId(2), result: Err(_) }));
 }

@@ -280,7 +280,7 @@ async fn what_an_agent_is_to_be_told_and_does_not_read_counts_in_the_memory() {
     let rig = Rig::with(Mode::HttpConnect, |settings| settings.memory = 256 << 10).await;
     let mut bystander = Bystander::new(&rig).await;
     let mut liar = raw_agent(&rig).await;
-    // Each of a connection that is none, which the agent is told to close.
+    // Each packet is for an unknown connection, which the server asks the agent to close.
     let names = |ids: std::ops::Range<i64>| {
         let data = |id| Packet::Data { connection: ConnectId(id), payload: "x".into() }.encoded();
         ids.map(data).map(|data| frames::frame(kind::DATA, 0, 1, &data)).collect::<Vec<_>>().concat()

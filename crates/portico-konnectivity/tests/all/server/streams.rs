@@ -24,7 +24,7 @@ async fn connected(rig: &Rig, agent: &mut Agent) -> (UnixStream, String, Native)
     (frontend, head, stream.unwrap())
 }
 
-/// The same by gRPC.
+/// Like [`connected`], with a frontend that uses gRPC.
 async fn connected_by_grpc(rig: &Rig, agent: &mut Agent) -> (Stream, ConnectId, Native) {
     let mut frontend = rig.proxy().await;
     frontend.asks("node:9", 5).await;
@@ -190,7 +190,7 @@ async fn is_stuck(rig: &Rig) {
     until(|| rig.status.connections()[0].up >= AGENT_WINDOW).await;
 }
 
-/// The same by gRPC.
+/// Like [`uploads`], by gRPC.
 fn uploads_by_grpc(mut to: Stream, connection: ConnectId) -> JoinHandle<()> {
     tokio::spawn(async move {
         while to.try_send(Packet::Data { connection, payload: vec![1; 60_000].into() }).await {}

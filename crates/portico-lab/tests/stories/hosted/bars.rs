@@ -13,7 +13,7 @@ use crate::support::SOON;
 /// Clusters that are made one after the other.
 const ONE_BY_ONE: usize = 20;
 
-/// The same of the layout `dedicated`.
+/// Clusters of the layout `dedicated` that are made one after the other.
 const DEDICATED: usize = 10;
 
 /// Clusters that are made at once.

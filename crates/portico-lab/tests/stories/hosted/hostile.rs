@@ -123,7 +123,7 @@ impl<'a> Hostile<'a> {
     }
 }
 
-/// An API of which the cluster's own is told that a Service serves it, which leads to the trap.
+/// Registers an aggregated API in the hostile cluster whose Service leads to the trap.
 fn offer_an_api(hostile: &Hosted<'_>, trap: &Trap) {
     let port = json!([{"name": "https", "port": 443, "targetPort": trap.port}]);
     let subset =
@@ -141,7 +141,7 @@ fn offer_an_api(hostile: &Hosted<'_>, trap: &Trap) {
     }
 }
 
-/// A Node whose kubelet is said to be at the trap.
+/// A Node that claims to have its kubelet at the trap.
 fn offer_a_kubelet(hostile: &Hosted<'_>, trap: &Trap) {
     let kubectl = &hostile.kubectl;
     kubectl.apply_json(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "evil"}})).unwrap();

@@ -66,7 +66,7 @@ pub(super) fn two_machines_join(cluster: &Hosted<'_>) -> Vec<Node> {
     nodes
 }
 
-/// And leave again.
+/// The machines leave again.
 pub(super) fn machines_leave(clusters: &[Hosted<'_>], nodes: Vec<Vec<Node>>) {
     for (cluster, nodes) in clusters.iter().zip(nodes) {
         for mut node in nodes {
@@ -98,7 +98,7 @@ impl Hosted<'_> {
         node
     }
 
-    /// Agents of this Deployment are told what everybody's DNS would say: the lab has none.
+    /// Agents of this Deployment are configured with what public DNS would answer: the lab has none.
     pub(super) fn tell_agents(&self, deployment: &str) -> Result<()> {
         let front = self.seed.kubectl().get(&["service", "portico", "-n", "portico"])?;
         let ip = front.pointer("/status/loadBalancer/ingress/0/ip").and_then(Value::as_str);
@@ -185,7 +185,7 @@ impl Hosted<'_> {
     }
 }
 
-/// The lab has no network plugin: each of two machines of a cluster is told where the pods of the other are.
+/// The lab has no network plugin: each of two machines of a cluster gets a route to the pods of the other.
 fn pods_are_reached_from_the_other_machine(cluster: usize, nodes: &[Node]) {
     for (number, node) in nodes.iter().enumerate() {
         let (_, pods) = machine(cluster, 1 - number);

@@ -38,7 +38,7 @@ impl<'a> Killing<'a> {
                     }
                 }
             });
-            // Also if the work fails: it is what ends the thread.
+            // Dropped also if the work fails: dropping it ends the thread.
             let _watch = watch;
             work()
         })

@@ -211,7 +211,7 @@ impl Load {
             let _ = watch.socket.shutdown(Shutdown::Both);
         }
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A thread that panicked has printed why.
             let _ = thread.join();
         }
     }

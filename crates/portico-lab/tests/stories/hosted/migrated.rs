@@ -1,6 +1,6 @@
-//! A hosted cluster with two machines goes to another expose strategy, and to a third. Until the old door is
-//! closed by order, all of its load goes by it, and by the new one as soon as that is told; others feel
-//! nothing. Meanwhile operators are killed, in every state.
+//! A hosted cluster with two machines goes to another expose strategy, and to a third. All of its load goes
+//! by the old door until that is closed by order, and by the new one too as soon as it is published. Others
+//! notice nothing. Meanwhile operators are killed, in every state.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ pub(super) const DIRECTIONS: [(&str, &str, &str); 6] = [
 const IN_PLACE: &str = "in-place";
 const BY_HAND: &str = "by-hand";
 
-/// Of `clusters` the second, whose machines are `nodes`. The others are in `migrations`.
+/// Migrates the second of `clusters`, whose machines are `nodes`. The others are in `migrations`.
 pub(super) fn to_other_strategies_unnoticed(clusters: &[Hosted<'_>], nodes: &[Node]) {
     let cluster = &clusters[1];
     let others = cluster.others_of(clusters);
@@ -88,7 +88,7 @@ impl<'a> Migration<'a> {
         Self { nodes, others, client: Some(client), ..Self::alone(cluster) }
     }
 
-    /// Of a cluster without machines.
+    /// The migration of a cluster without machines.
     pub(super) fn alone(cluster: &'a Hosted<'a>) -> Self {
         Self { cluster, nodes: &[], others: &[], client: None, seen: RefCell::default() }
     }
@@ -186,7 +186,7 @@ impl<'a> Migration<'a> {
         .unwrap();
     }
 
-    /// The way that people are told of now.
+    /// The way that is published now.
     pub(super) fn way_of(&self, name: &'static str) -> (Way, Kubectl) {
         let moved = self.cluster.issued(name).unwrap();
         (Way::of(name, self.cluster.client, &moved), moved)

@@ -25,7 +25,7 @@ pub(crate) enum Road {
     LoadBalancer { address: Ipv4Addr },
     /// By the server name, through the gateway at this address.
     Gateway { address: Ipv4Addr },
-    /// The same through the proxy at this address, which looks the name up.
+    /// By the server name, through the proxy at this address, which looks the name up.
     Proxy { address: Ipv4Addr },
 }
 

@@ -51,14 +51,14 @@ impl Streams {
         panic!("{MOST} streams, and an agent with fewer than {EACH} of them");
     }
 
-    /// Those of the agent still carry bytes both ways.
+    /// The streams of the agent still carry bytes both ways.
     pub(crate) fn beat_of(&self, agent: &Agent) {
         for exec in self.of(agent) {
             assert!(exec.lock().unwrap().beat(), "a stream of an agent that goes on has ended");
         }
     }
 
-    /// Those of the agent end.
+    /// The streams of the agent end.
     pub(crate) fn ended_of(&self, agent: &Agent) {
         for exec in self.of(agent) {
             assert!(!exec.lock().unwrap().beat(), "a stream of an agent that was killed carries bytes");

@@ -17,8 +17,7 @@ use serde_json::json;
 
 use super::SOON;
 
-/// The first address of the cluster's Services: `kubernetes`. The lab has no name server, so clients are
-/// told.
+/// The first address of the cluster's Services: `kubernetes`. The lab has no name server, so clients get it.
 const KUBERNETES: &str = "10.240.16.1";
 
 /// Where a pod finds its service account.
@@ -131,7 +130,7 @@ impl Client {
         watch
     }
 
-    /// Waits until the pod's own kubectl has said this.
+    /// Waits until the pod's own kubectl has logged this.
     pub(crate) fn wait_log(&self, text: &str) {
         wait::until(&format!("{text:?} in the pod on {}", self.worker.name()), SOON, || {
             let log = fs::read_to_string(&self.log)?;
@@ -206,7 +205,7 @@ impl Watches {
         watches
     }
 
-    /// Those that have ended are begun anew.
+    /// Watches that have ended are begun anew.
     pub(crate) fn complete(&mut self) {
         static NAMES: AtomicUsize = AtomicUsize::new(0);
         self.running.retain(|(_, watch)| watch.check().is_ok());

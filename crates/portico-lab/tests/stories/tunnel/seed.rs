@@ -30,7 +30,7 @@ const SECRET: &str = "portico-tunnel";
 
 /// One gateway: a Deployment with one pod, behind a load balancer.
 pub(crate) struct Gateway {
-    /// Of its Deployment and its Service.
+    /// The name of its Deployment; `service` is that of its Service.
     deployment: String,
     service: String,
     /// Its name for agents.

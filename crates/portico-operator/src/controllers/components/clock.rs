@@ -1,4 +1,4 @@
-//! What is said of a clock that is off. The gateway is kept all the same: the API server's clock may be the
+//! The message about a clock that is off. The gateway is kept all the same: the API server's clock may be the
 //! one that is wrong.
 
 use super::context::Context;

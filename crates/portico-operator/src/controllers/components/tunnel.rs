@@ -24,7 +24,7 @@ use crate::write::WriteError;
 
 /// Status of the certificate of the tunnel listener.
 pub(super) struct Tunnel {
-    /// Whether there is one: the gateway ends without the files that it is told to read.
+    /// Whether there is one: the gateway ends without the files that it is configured to read.
     pub(super) serves: bool,
     /// What is wrong with it.
     pub(super) problem: Option<State>,

@@ -196,7 +196,7 @@ async fn the_record_of_a_migration_stays_until_the_operator_has_settled_it() {
     api.put_of("exposedclusters", record("waits", "NodePort", "uid-of-waits"));
     // There never was an operator.
     api.put_of("exposedclusters", record("alone", "NodePort", "uid-of-alone"));
-    // Of a Cluster of the same name before.
+    // The record of an earlier Cluster of the same name.
     api.put_of("exposedclusters", migrating("uid-of-another", "anew"));
     let world = World::start(&api);
     world.until("all four", |world| (world.report().written, world.report().refused) == (2, 2)).await;

@@ -281,7 +281,7 @@ mod tests {
     use crate::testing::{FakeApi, plan};
     use crate::work_counters::WorkCounters;
 
-    /// Of a replica that leads and knows nothing.
+    /// The context of a replica that leads and knows nothing.
     async fn context(api: &FakeApi) -> Context {
         let (client, status) = (api.client(), StatusHandle::default());
         let (leading, mut leads) = channel::channel(Leads::default());

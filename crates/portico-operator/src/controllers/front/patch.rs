@@ -1,8 +1,8 @@
 //! What a pass writes to a front Service: JSON merge patches of its ports and of the settings of the Seed.
 //!
 //! Not server-side apply: apply removes only what the same manager applied, and ports written by kubectl, or
-//! by KKP's updater before, must go too. Of the settings only what Portico wrote is removed again, and only
-//! if nobody else wrote it as well: `metadata.managedFields` says that.
+//! by KKP's updater before, must go too. A setting is removed only if Portico wrote it and nobody else wrote
+//! it as well: `metadata.managedFields` shows that.
 //!
 //! Pure. The two patches are two requests, so that settings that the API server refuses keep no port back.
 
@@ -132,7 +132,7 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// The fields that Portico writes, as the Service has them. Of annotations, those in `carried`.
+    /// The fields that Portico writes, as the Service has them; only those annotations that are in `carried`.
     pub(super) fn of<'a>(service: &core::Service, carried: impl IntoIterator<Item = &'a Box<str>>) -> Self {
         let present = service.annotations();
         let kept =

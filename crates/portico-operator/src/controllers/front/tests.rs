@@ -358,7 +358,8 @@ async fn the_load_balancer_of_a_cluster_has_the_ports_of_that_cluster() {
     sleep(NEVER).await;
     assert_eq!(world.api.writes(), writes + 1);
 
-    // The same name in a namespace that is no cluster's is not Portico's, nor one of another type.
+    // A Service of the same name in a namespace that is no cluster's is not Portico's, nor is one of another
+    // type.
     let mut stranger = cluster_front("x");
     stranger["metadata"]["namespace"] = "x".into();
     world.api.put(stranger);
@@ -387,7 +388,7 @@ async fn the_settings_of_the_seed_are_on_the_front_service_before_its_ports() {
     let ranges = |world: &World| spec(world)["loadBalancerSourceRanges"].clone();
     world.until("the new range", |world| ranges(world) == json!(["198.51.100.0/24"])).await;
 
-    // A range that cannot be read, and a second Seed: everything stays, and that is said.
+    // A range that cannot be read, and a second Seed: everything stays, and that is reported.
     world.api.put_seed(seed("north", json!(["nonsense"])));
     world.until("the Event", |world| world.api.reasons() == ["SettingsNotCarried"]).await;
     world.api.put_seed(seed("south", json!([])));

@@ -146,8 +146,8 @@ impl Context {
     }
 
     /// Ends pods before their workloads do. An API server would go on serving until its clients have found
-    /// another one, and there is none. A kubelet keeps to the time that it is told first. What a workload
-    /// makes anew in between goes with it.
+    /// another one, and there is none. A kubelet keeps to the grace period that it gets first. What a
+    /// workload makes anew in between goes with it.
     async fn end_pods(&self, namespace: &str) -> Result<(), WriteError> {
         let pods = api::<Pod>(&self.client, namespace);
         for pod in to_end(self.pods.in_namespace(namespace)) {
@@ -182,8 +182,8 @@ impl Context {
     }
 }
 
-/// Those of `pods` that do not end within [`LAST_GRACE`] yet. A deletion by another client leaves a pod the
-/// time that the pod asks for, and a second one shortens that.
+/// The pods of `pods` that do not end within [`LAST_GRACE`] yet. A deletion by another client leaves a pod
+/// the time that the pod asks for, and a second one shortens that.
 fn to_end(mut pods: Vec<Arc<Cached<Pod>>>) -> Vec<Arc<Cached<Pod>>> {
     pods.retain(|pod| {
         let pod = pod.value();

@@ -94,8 +94,8 @@ fn container_status<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
     all.into_iter().flatten().flatten().find(|status| status["name"] == name)
 }
 
-/// What the node says of a container that is not ready. Times and numbers that change by themselves are left
-/// out: what is said must be the same at the next look.
+/// What the node reports of a container that is not ready. Times and numbers that change by themselves are
+/// left out: the text must be the same at the next look.
 fn trouble(status: &Value) -> Option<String> {
     let said = |state: &Value| -> Option<String> {
         let reason = state["reason"].as_str()?;

@@ -179,7 +179,7 @@ impl Context {
         let value = seen.value();
         let owner = value.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
         if owner != Some(&cluster.metadata.uid) {
-            // That of a Cluster of the same name before.
+            // It is the record of an earlier Cluster of the same name.
             return Ok(None);
         }
         let namespaces = api::<Namespace>(&self.client, "");

@@ -63,7 +63,7 @@ pub(super) struct Context {
     pub(super) approvers: Approvers,
     /// What was seen of clusters that migrate, for the controller that takes them on.
     pub(super) observed: Observed,
-    /// What each Cluster said.
+    /// The [`Said`] of each Cluster at the last look.
     pub(super) seen: Mutex<HashMap<String, Said>>,
 }
 

@@ -25,7 +25,7 @@ const LONGEST: usize = 80;
 /// The nodes of a cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Nodes {
-    /// Those that are ready.
+    /// The nodes that are ready.
     pub(super) ready: BTreeSet<String>,
     /// The others.
     pub(super) away: BTreeSet<String>,
@@ -42,7 +42,7 @@ impl Nodes {
         nodes
     }
 
-    /// Those that are ready, and not among these.
+    /// The nodes that are ready and not among `names`.
     pub(super) fn missing_among(&self, names: &BTreeSet<&str>) -> BTreeSet<&str> {
         self.ready.iter().map(|node| &**node).filter(|node| !names.contains(node)).collect()
     }
@@ -98,7 +98,7 @@ pub(super) fn failed(server: &str, error: &UntrustedApiError) -> Fact {
     Fact::NotSo(format!("its API server at {server}: {error}"))
 }
 
-/// What is said of an API server that a pass cannot wait for.
+/// The message about an API server that a pass cannot wait for.
 pub(super) fn too_slow(server: &str, limit: Duration) -> String {
     format!("its API server at {server} is too slow: {limit:?} are not enough")
 }

@@ -1,5 +1,6 @@
-//! What a migration between expose strategies waits for inside a user cluster, and what of it is so
-//! ([`portico_expose::migration`]). Each pass looks anew, in the state that is recorded; nothing is kept.
+//! The proofs inside a user cluster that a migration between expose strategies waits for
+//! ([`portico_expose::migration`]), and whether they hold. Each pass looks anew, in the state that is
+//! recorded; nothing is kept.
 //!
 //! If a proof is unknown, its text says why, and what to do. The text is part of a condition, so it is the
 //! same as long as nothing changes: no times in it, and names in their order.
@@ -133,7 +134,7 @@ struct Look<'a> {
     konnectivity: (&'a Konnectivity, Option<&'a Konnectivity>),
     kept: &'a Kept,
     api: &'a UntrustedApi,
-    /// Those that strangers ask.
+    /// The name servers that outsiders ask.
     name_servers: &'a [SocketAddr],
 }
 
@@ -324,7 +325,7 @@ impl Look<'_> {
     }
 
     /// Whether nothing on the nodes uses the second door any more. A node that is away comes back with the
-    /// address that its kubelet had. Those whose turn it is are told so.
+    /// address that its kubelet had. Nodes whose turn it is get a label.
     async fn moved(&self, nodes: &Result<Nodes, Fact>, attempt: String) -> Fact {
         let (spec, by_second) = (&self.subject.exposed.spec, &self.second.spec);
         if by_second.address.url.is_empty() {

@@ -5,8 +5,8 @@
 //! stay, so that no other change of an object is refused for it.
 //!
 //! A Cluster is judged with the Services that will be made for it, so that a host name that another has is
-//! told of before they exist. Of all Services only those come along that may claim the same names; of
-//! Clusters those that the change concerns: one review must not cost what the whole seed costs.
+//! reported before they exist. Only the Services that may claim the same names are judged, and only the
+//! Clusters that the change concerns: one review must not cost what the whole seed costs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(super) struct World {
     pub(super) seeds: Vec<Arc<Served<Seed>>>,
     pub(super) configurations: Vec<Arc<Served<KubermaticConfiguration>>>,
     pub(super) clusters: Vec<Arc<Served<Cluster>>>,
-    /// Those with one of the annotations `expose`.
+    /// The Services with one of the annotations `expose`.
     pub(super) services: Vec<Arc<Served<Service>>>,
     /// The annotations that expose a Service.
     pub(super) expose: ExposeKeys,

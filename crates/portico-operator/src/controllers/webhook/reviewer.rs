@@ -39,11 +39,11 @@ const LIMIT: Duration = Duration::from_millis(2_200);
 pub(super) struct Reviewer {
     pub(super) installation: Installation,
     pub(super) clusters: Store<Served<Cluster>>,
-    /// Those that are exposed.
+    /// The Services that are exposed.
     pub(super) services: Store<Served<Service>>,
     /// The annotations that expose a Service.
     pub(super) expose: ExposeKeys,
-    /// Whether the operator was told which Seed the gateway is of.
+    /// Whether the operator is configured with the Seed that the gateway belongs to.
     pub(super) seed_is_named: bool,
     pub(super) kkp: KkpWatch,
     pub(super) status: StatusHandle,

@@ -1,9 +1,9 @@
 //! The HTTPS listener that an API server asks: bounded in every direction, since anybody in the pod network
 //! can connect.
 //!
-//! An API server keeps a connection for each request that it makes at a time. Of too many connections the
-//! oldest are closed; a question over a bound gets a clear refusal at once. The API server admits what it
-//! could not ask about.
+//! An API server keeps a connection for each request that it makes at a time. If there are too many
+//! connections, the oldest are closed; a question over a bound gets a clear refusal at once. The API server
+//! admits what it could not ask about.
 
 use std::convert::Infallible;
 use std::future::poll_fn;

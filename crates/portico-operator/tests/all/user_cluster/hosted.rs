@@ -128,7 +128,7 @@ fn kubelets_get_certificates_for_their_own_addresses_alone(inside: &Kubectl, ope
     }
     assert_eq!(work(operator).writes["CertificateSigningRequest"], 2);
     assert_eq!(counted("ServingOtherAddress"), 2, "each is counted once");
-    // Those of others do not come first.
+    // The requests of others do not come first.
     for number in 0..40 {
         ask(inside, &format!("flood-{number}"), "worker-1", &["worker-3"]);
     }

@@ -51,7 +51,7 @@ async fn inside_a_cluster_that_migrates_is_what_each_state_needs_and_pods_are_le
     wait(&stage, &[agent, probe, konnectivity], "100.64.30.10");
     nodes_are_moved_as_the_settings_say(&stage);
 
-    // Those that come late are moved too.
+    // Nodes that come late are moved too.
     record(&stage, "Tunneling", "Quieting");
     wait_reason(&stage.kubectl, "a", "Ready");
     wait(&stage, &[agent, probe, konnectivity], "100.64.30.10");

@@ -18,7 +18,7 @@ struct World {
     now: Instant,
     /// Addresses that DNS gives.
     addresses: Vec<SocketAddr>,
-    /// Of these, the ones that accept connections.
+    /// Those of `addresses` that accept connections.
     up: Vec<SocketAddr>,
     tunnels: Vec<TunnelFacts>,
     connecting: Vec<(Instant, AttemptId, Endpoint, u64)>,

@@ -308,7 +308,7 @@ async fn company_of_a_full_tunnel_stays_while_it_would_be_replaced() {
     clock.until("company", || live(&client).len() == 4).await;
     clock.pass(Duration::from_secs(300)).await;
     assert_eq!((live(&client).len(), client.totals().tunnels_opened), (4, 4));
-    // Nor does it stay longer than that.
+    // The tunnel does not stay longer than that, either.
     streams.clear();
     clock.until("three again", || live(&client).len() == 3).await;
     clock.pass(Duration::from_secs(120)).await;

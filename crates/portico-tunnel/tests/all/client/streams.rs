@@ -111,7 +111,7 @@ async fn a_pod_that_stops_reading_slows_no_other() {
 #[tokio::test]
 async fn pods_that_do_not_read_are_reset_at_the_limit_and_others_go_on() {
     const STOPPED: usize = 16;
-    // Half a window may be given back before the peer is told: so many hold at least the other half.
+    // Half a window may be given back before the peer is notified: so many hold at least the other half.
     const MOST_LEFT: usize = 8;
     // The windows of four streams.
     let memory = MemoryBudget::new(4 * 240 * 1024);

@@ -1,4 +1,4 @@
-//! A tunnel server on loopback, and the small words the tests are written in.
+//! A tunnel server on loopback, and the helpers of the tests.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -42,7 +42,7 @@ pub(crate) struct Routes {
     reports: mpsc::UnboundedSender<Report>,
     /// Requests wait here until it is true.
     pub(crate) gate: watch::Sender<bool>,
-    /// The same for questions about an identity.
+    /// Questions about an identity wait here until it is true.
     pub(crate) verifies: watch::Sender<bool>,
     /// Connections are asked to leave once it is true.
     pub(crate) full: watch::Sender<bool>,

@@ -1,5 +1,5 @@
 //! Free ports on loopback for the demo. A port that is taken, by another program or for another purpose of
-//! the demo, is stepped over, and that is said.
+//! the demo, is stepped over and reported.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -71,7 +71,7 @@ impl Ports {
         let mut found = [0; 7];
         let mut chosen = Vec::new();
         for (index, &(first, count, purpose)) in wishes.iter().enumerate() {
-            // A later purpose has its own turn. Of two that ask for one port, the first gets it.
+            // A later purpose has its own turn. If two ask for one port, the first gets it.
             let mut spared = chosen.clone();
             spared.extend(wishes[index + 1..].iter().filter(|wish| wish.0 != first).flat_map(span));
             let start = free(first, count, purpose, &spared)?;

@@ -1,8 +1,8 @@
 //! The files of the tunnel listener, read again while the gateway runs: certificate and key, client CA and
 //! revocation lists, tokens.
 //!
-//! A file that became unreadable or wrong leaves the one before in force. That is said once in the log, and
-//! for as long as it lasts on `/readyz?verbose` and in the metric `tunnel_files_failed`.
+//! A file that became unreadable or wrong leaves the one before in force. That is logged once. For as long as
+//! it lasts, it is on `/readyz?verbose` and in the metric `tunnel_files_failed`.
 
 use std::convert::Infallible;
 use std::fmt::Display;

@@ -203,7 +203,7 @@ struct HealthFlags {
     admin_server_port: u16,
 }
 
-// Of the upstream agent, and without effect here.
+// Flags of the upstream agent that have no effect here.
 #[derive(Debug, Args)]
 struct IgnoredFlags {
     /// Without effect: the state of a connection is known without asking for it

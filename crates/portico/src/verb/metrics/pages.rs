@@ -85,7 +85,7 @@ impl MetricsPages {
     /// The targets, each at the address by which this process was asked: what reaches this reaches them.
     fn targets(&self, request: &Request<Incoming>) -> Answer {
         if !self.known.is_known() {
-            // Of an empty list Prometheus would drop all targets; of an error it keeps what it has.
+            // After an empty list Prometheus would drop all targets; after an error it keeps what it has.
             let waits = "the list of pods is not there yet; /readyz?verbose says why\n";
             return text(StatusCode::SERVICE_UNAVAILABLE, waits.into());
         }

@@ -1,4 +1,4 @@
-//! `portico preflight --listen`: the other end of the checks, until told to stop.
+//! `portico preflight --listen`: the other end of the checks, until signalled to stop.
 
 use std::sync::atomic::Ordering::Relaxed;
 

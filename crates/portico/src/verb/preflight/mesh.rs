@@ -171,7 +171,7 @@ impl Responding {
         let plan = mesh.plan(&addresses)?;
         if let Some((stop, task)) = self.running.take() {
             drop(stop);
-            // Its ports are free only then. It may have failed, which it has said.
+            // Its ports are free only then. If it failed, it has reported so.
             let _ = task.await;
         }
         let responder = respond(mesh.flags, &plan);

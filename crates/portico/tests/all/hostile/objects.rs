@@ -61,7 +61,7 @@ fn hostile(kubectl: &Kubectl) {
     );
     kubectl.apply(&objects).unwrap();
     for number in 0..HUGE {
-        // Of Services that are exposed, and of others.
+        // The slices belong to a Service that is exposed and to one that is not, in turn.
         let service = if number % 2 == 0 { "wide" } else { "unexposed" };
         kubectl.run_with_input(&["create", "-f", "-"], &huge_slice(number, service).to_string()).unwrap();
     }

@@ -10,7 +10,7 @@ use crate::secure::SecureSite;
 
 /// Connections of a flood: each could hold 16 KiB, together more than the gateway has.
 const FLOOD: u32 = 16_000;
-/// Of these, as many to one that is honest.
+/// Connections of the flood for each honest one.
 const TO_ONE: u32 = 350;
 
 /// Opens them, each to `address` with the first bytes that `begin` has for its number, while clients of
@@ -43,7 +43,7 @@ fn flood<'a>(
     assert_eq!(served, FLOOD / TO_ONE);
 }
 
-/// The log has said that there are too many.
+/// The log warns that there are too many.
 fn has_warned(limited: &Limited) {
     let said = limited.gateway.process.said();
     assert!(said.contains("the oldest are closed"), "{said}");

@@ -57,7 +57,7 @@ impl Scene {
     fn answer(port: u16) -> Vec<u8> {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        // It may be refused before it has said anything.
+        // It may be refused before it has sent anything.
         let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n");
         let mut answer = vec![0; 4];
         match stream.read(&mut answer) {

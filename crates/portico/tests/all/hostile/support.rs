@@ -229,7 +229,7 @@ pub(crate) fn connect_from(source: u32, to: SocketAddr) -> Option<TcpStream> {
 }
 
 impl Limited {
-    /// A client that has said what it speaks.
+    /// A client that has sent what it speaks.
     pub(crate) fn opened(&self, tls: &Arc<ClientConfig>, values: &[(u16, u32)]) -> RawClient {
         let mut client = self.gateway.raw(tls);
         client.send(&frames::opening(values)).expect("the gateway takes it");

@@ -52,7 +52,7 @@ fn idle_connections_to_one_node_port_leave_descriptors_to_all_others() {
 #[test]
 fn a_cluster_with_another_fair_share_gets_it_and_the_listing_shows_what_it_takes() {
     let (site, gateway) = gateway();
-    // Of 250 descriptors for all clusters, those that it takes, and those that it may.
+    // How many of the 250 descriptors for all clusters it takes, and how many it may take.
     let used = || {
         let routes: serde_json::Value = serde_json::from_str(&gateway.get("/routes")).unwrap();
         let shares = routes["shares"].as_array().cloned().unwrap_or_default();
@@ -64,7 +64,7 @@ fn a_cluster_with_another_fair_share_gets_it_and_the_listing_shows_what_it_takes
     let more = "annotations:\n    portico.k8c.io/fair-share: \"80\"\n";
     let greedy = manifest("greedy", Some(PORT), echo(LOOPBACK)).replacen("annotations:\n", more, 1);
     site.put("greedy", &greedy);
-    // Those of the first that were not accepted yet may take some of it at once.
+    // Some of the first connections may not be accepted yet. They may take some of it at once.
     wait_until("it may have more", || matches!(used(), [124..=200, 200]));
     let _more: Vec<TcpStream> = (0..GREEDY).map(|_| connect(gateway.node_port(PORT))).collect();
     wait_until("it has more", || used() == [200, 200]);

@@ -1,6 +1,6 @@
-//! What cannot be had: how a frontend is told, what is counted, what stays behind.
+//! Dials that fail: what the frontend gets, what is counted, what stays behind.
 //!
-//! The names are those of upstream's integration tests, in words.
+//! The tests are named after upstream's integration tests, spelled out.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;

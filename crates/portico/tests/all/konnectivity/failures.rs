@@ -1,5 +1,5 @@
-//! Each part of a pairing killed in the middle of a transfer: the other side is told, nothing stays behind,
-//! and what comes back works. On a Unix socket, and over TCP with mutual TLS.
+//! Each part of a pairing killed in the middle of a transfer: the other side is notified, nothing stays
+//! behind, and what comes back works. On a Unix socket, and over TCP with mutual TLS.
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,7 +17,7 @@ use crate::common::PATIENCE;
 
 /// More than every buffer on the way holds.
 const ENDLESS: u64 = 1 << 40;
-/// Of it, enough that the transfer is under way.
+/// Bytes after which the transfer is under way.
 const SOME: u64 = 4 << 20;
 
 macro_rules! pairings {

@@ -118,7 +118,7 @@ async fn line(stream: &mut Connection) -> String {
     }
 }
 
-/// Sends a word to an echo server and takes it back.
+/// Sends bytes to an echo server and takes them back.
 pub(crate) async fn round_trip(connection: &mut Connection, word: &[u8]) {
     let there_and_back = async {
         connection.write_all(word).await.expect("it takes bytes");
@@ -130,7 +130,7 @@ pub(crate) async fn round_trip(connection: &mut Connection, word: &[u8]) {
     timeout(PATIENCE, there_and_back).await.expect("nothing holds it up");
 }
 
-/// Whether a word comes back. Neither a refusal nor an end is a yes.
+/// Whether an echo comes back. Neither a refusal nor an end counts as one.
 pub(crate) async fn is_alive(connection: &mut Connection) -> bool {
     let there_and_back = async {
         connection.write_all(b"alive?").await?;

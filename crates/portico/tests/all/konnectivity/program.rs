@@ -40,7 +40,7 @@ impl Program {
         Self { child, log, health }
     }
 
-    /// Everything it said.
+    /// Everything it logged.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }

@@ -139,7 +139,7 @@ impl Site {
         self.server_at(make, ports, more.iter().map(|&flag| flag.to_owned()).collect()).await
     }
 
-    /// The same server once more, after its end.
+    /// Kills this server and starts it once more.
     pub(crate) async fn server_again(&self, mut before: Server) -> Server {
         before.program.kill();
         self.server_at(before.make, before.ports, before.more).await

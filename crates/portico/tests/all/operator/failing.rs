@@ -8,7 +8,7 @@ use super::{Operator, create, install};
 /// NodePorts of the seed: a cluster with the strategy NodePort takes two.
 const RANGE: &str = "--service-node-port-range=30000-30023";
 const BY_PORT: usize = 8;
-/// Those that want more than there are.
+/// Clusters that want more NodePorts than there are.
 const LATE: usize = 5;
 
 /// Clusters that fail in one way.

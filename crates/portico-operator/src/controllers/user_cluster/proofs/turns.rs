@@ -35,7 +35,7 @@ impl<'a> Turns<'a> {
         Self { busy, waiting, missing, left_out: nodes.left_out() }
     }
 
-    /// Those whose turn it is from now on, if so many may be moved at the same time.
+    /// The nodes whose turn it is from now on, if so many may be moved at the same time.
     pub(super) fn next(&self, parallel: usize) -> impl Iterator<Item = &'a str> {
         self.waiting.iter().take(parallel.saturating_sub(self.busy.len())).copied()
     }

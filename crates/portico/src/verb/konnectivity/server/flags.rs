@@ -199,7 +199,7 @@ pub(super) struct OwnFlags {
     pub(super) max_held_bytes: usize,
 }
 
-// Of the upstream server, and without effect here.
+// Flags of the upstream server that have no effect here.
 #[derive(Debug, Args)]
 pub(super) struct IgnoredFlags {
     /// Without effect: see --connection-buffer
