@@ -3,10 +3,10 @@
 //! [`socket`] and [`takeover`] open listening sockets and hand them to the next process. [`stream`] is a
 //! connected socket, TCP or Unix. [`copy`](mod@copy) joins two of them, through pipes where a transfer is
 //! large. `copy` and `portico-tunnel` both use [`error_watch`], [`idle`] and [`linger`], and report to a
-//! [`meter`]. [`access`] writes one line a connection, by its [`ConnectionId`], through a [`line_queue`]. [`memory`], [`slots`] and
-//! [`permits`] bound what peers hold, [`rate`] and [`line_limit`] how often they cause something, and
-//! [`turn`] lets the tasks of others go first. [`memory_limit`] and [`connections`] read what the kernel says
-//! of this process and machine.
+//! [`meter`]. [`access`] writes one line a connection, by its [`ConnectionId`], through a [`line_queue`].
+//! [`memory`], [`slots`] and [`permits`] bound what peers hold, [`rate`] and [`line_limit`] how often they
+//! cause something, and [`turn`] lets the tasks of others go first. [`memory_limit`] and [`connections`] read
+//! what the kernel says of this process and machine.
 
 pub mod access;
 mod batch;

@@ -191,7 +191,7 @@ impl Story {
         streams.beat_of(&other);
     }
 
-    /// A firewall between one of two agents and the server: its streams end, those of the other do not notice.
+    /// A firewall between one of two agents and the server: its streams end, and those of the other go on.
     fn an_agent_that_is_cut_off_is_left_for_the_other(&self, agents: &Agents) {
         let streams = Streams::open(self, agents);
         let [cut_off, other] = agents.ready(self);
