@@ -6,16 +6,15 @@
 //! intercepts TLS is recognised ([`HandshakeError`]). Sessions are not resumed: connections are rare.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use portico_net::ReadAhead;
 use rustls::client::Resumption;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::ServerName;
 use rustls::server::VerifierBuilderError;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{ClientConfig, RootCertStore};
 use rustls_native_certs::CertificateResult;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -25,6 +24,7 @@ use tokio_rustls::client::TlsStream;
 use crate::chain::server_verifier;
 use crate::pem::{self, PemFileError};
 use crate::provider::{TLS_BUFFER, provider};
+use crate::recording_verifier::RecordingVerifier;
 use crate::socket::{Route, Socket};
 
 mod error;
@@ -237,16 +237,14 @@ impl ClientTls {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| failed(HandshakeProblem::ServerName { name: server_name.into() }))?;
         let current = self.current.load_full();
-        let recorder = Arc::new(Recorder {
-            verifier: Arc::clone(&current.verifier),
-            answered: AtomicBool::new(false),
-            leaf: OnceLock::new(),
-        });
+        let recorder = Arc::new(RecordingVerifier::new(Arc::clone(&current.verifier)));
         let mut config = current.config.clone();
         config.dangerous().set_certificate_verifier(Arc::clone(&recorder) as Arc<dyn ServerCertVerifier>);
         let connecting = TlsConnector::from(Arc::new(config))
             .connect_with(name, stream, |tls| tls.set_buffer_limit(Some(TLS_BUFFER)));
-        connecting.await.map_err(|error| {
+        let connected = connecting.await;
+        let presented = recorder.take_presented();
+        connected.map_err(|error| {
             let hint = match self.peer {
                 Peer::Gateway => "if this gateway serves no TLS, write h2c://",
                 Peer::Proxy => "if it is an http:// proxy, write so",
@@ -255,8 +253,8 @@ impl ClientTls {
                 }
                 Peer::Etcd => "if this etcd serves no TLS, write http://",
             };
-            let problem = error::problem(error, recorder.leaf.get(), self.trust(), hint);
-            HandshakeError { answered: recorder.answered.load(Relaxed), ..failed(problem) }
+            let problem = error::problem(error, presented.first(), self.trust(), hint);
+            HandshakeError { answered: !presented.is_empty(), ..failed(problem) }
         })
     }
 
@@ -272,56 +270,6 @@ impl ClientTls {
             Some(path) => format!("{flag} {}", path.display()),
             None => format!("public CA certificates, the system's or Mozilla's ({flag} is not set)"),
         }
-    }
-}
-
-/// Verifies as rustls does. Records that there was a certificate, and the one that was not accepted, which
-/// rustls drops.
-#[derive(Debug)]
-struct Recorder {
-    verifier: Arc<dyn ServerCertVerifier>,
-    answered: AtomicBool,
-    leaf: OnceLock<CertificateDer<'static>>,
-}
-
-impl ServerCertVerifier for Recorder {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        self.answered.store(true, Relaxed);
-        self.verifier
-            .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-            .inspect_err(|_| {
-                // There is one leaf in a handshake.
-                let _ = self.leaf.set(end_entity.clone().into_owned());
-            })
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
     }
 }
 

@@ -3,16 +3,17 @@
 //! Nothing is trusted for it: the connection carries one request without credentials, for the `Date` header,
 //! and only where HTTP/1.1 was agreed on.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use jiff::fmt::rfc2822::DateTimeParser;
 use portico_api::text::one_line;
 use portico_dial::{
-    AnyCertificate, ConnectAnyError, DialError, Dialer, Socket, Target, provider, server_verifier,
+    AnyCertificate, ConnectAnyError, DialError, Dialer, RecordingVerifier, Socket, Target, provider,
+    server_verifier,
 };
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{CertificateError, ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -94,7 +95,7 @@ async fn shake_hands(
     let Ok(name) = ServerName::try_from(server.name.trim_end_matches('.').to_owned()) else {
         return no_tls(format!("{:?} is no server name", server.name));
     };
-    let recorder = match Recorder::new(&server.trust) {
+    let recorder = match recorder(&server.trust) {
         Ok(recorder) => Arc::new(recorder),
         Err(error) => return no_tls(error),
     };
@@ -108,7 +109,7 @@ async fn shake_hands(
     };
     config.alpn_protocols = server.alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
     let outcome = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
-    let mut session = Box::new(recorder.session());
+    let mut session = Box::new(session(&recorder.take_presented()));
     session.proxy = proxy.map(Into::into);
     match outcome {
         Ok(stream) => {
@@ -197,39 +198,30 @@ fn date(head: &[u8]) -> Option<i64> {
     Some(DateTimeParser::new().parse_timestamp(value).ok()?.as_millisecond())
 }
 
-/// Keeps what was presented, good or bad.
-#[derive(Debug)]
-struct Recorder {
-    verifier: Arc<dyn ServerCertVerifier>,
-    presented: Mutex<Vec<CertificateDer<'static>>>,
+/// Records what is presented, good or bad.
+fn recorder(trust: &Trust) -> Result<RecordingVerifier, String> {
+    let verifier: Arc<dyn ServerCertVerifier> = match trust {
+        Trust::Any => Arc::new(AnyCertificate::default()),
+        Trust::Roots(roots) => {
+            let verifier = server_verifier(Arc::clone(roots));
+            verifier.map_err(|error| format!("no CA to verify with: {error}"))?
+        }
+    };
+    Ok(RecordingVerifier::new(verifier))
 }
 
-impl Recorder {
-    fn new(trust: &Trust) -> Result<Self, String> {
-        let verifier: Arc<dyn ServerCertVerifier> = match trust {
-            Trust::Any => Arc::new(AnyCertificate::default()),
-            Trust::Roots(roots) => {
-                let verifier = server_verifier(Arc::clone(roots));
-                verifier.map_err(|error| format!("no CA to verify with: {error}"))?
-            }
-        };
-        Ok(Self { verifier, presented: Mutex::default() })
-    }
-
-    /// What was presented, in words.
-    fn session(&self) -> TlsSession {
-        let presented = self.presented.lock().unwrap_or_else(PoisonError::into_inner);
-        let parsed: Vec<X509Certificate<'_>> = presented
-            .iter()
-            .filter_map(|der| X509Certificate::from_der(der).ok().map(|(_, certificate)| certificate))
-            .collect();
-        let issuer = parsed.last().map(|last| shown(&last.issuer().to_string())).unwrap_or_default();
-        TlsSession {
-            chain: parsed.iter().map(|certificate| shown(&certificate.subject().to_string())).collect(),
-            issuer,
-            names: parsed.first().map(names).unwrap_or_default(),
-            ..TlsSession::default()
-        }
+/// What was presented, in words.
+fn session(presented: &[CertificateDer<'_>]) -> TlsSession {
+    let parsed: Vec<X509Certificate<'_>> = presented
+        .iter()
+        .filter_map(|der| X509Certificate::from_der(der).ok().map(|(_, certificate)| certificate))
+        .collect();
+    let issuer = parsed.last().map(|last| shown(&last.issuer().to_string())).unwrap_or_default();
+    TlsSession {
+        chain: parsed.iter().map(|certificate| shown(&certificate.subject().to_string())).collect(),
+        issuer,
+        names: parsed.first().map(names).unwrap_or_default(),
+        ..TlsSession::default()
     }
 }
 
@@ -252,44 +244,6 @@ fn names(leaf: &X509Certificate<'_>) -> Vec<Box<str>> {
 /// Certificates hold what their issuer liked.
 fn shown(name: &str) -> Box<str> {
     one_line(name, LONGEST_NAME).into()
-}
-
-impl ServerCertVerifier for Recorder {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let chain = std::iter::once(end_entity).chain(intermediates);
-        *self.presented.lock().unwrap_or_else(PoisonError::into_inner) =
-            chain.map(|certificate| certificate.clone().into_owned()).collect();
-        self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
-    }
 }
 
 #[cfg(test)]
