@@ -1,6 +1,7 @@
 //! Where log lines go and how they look: stderr, as text or JSON, at the level of `RUST_LOG`.
 //!
-//! A [`LineQueue`] writes them: a standard error that nobody reads holds up no connection.
+//! A [`LineQueue`] writes them, so that a standard error that nobody reads holds up no connection. The agent
+//! of a node does without: that is a thread more.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -30,8 +31,8 @@ const DEFAULT_FILTER: &str =
 
 static QUEUE: OnceLock<LineQueue> = OnceLock::new();
 
-/// Starts logging. Call once, before anything else happens.
-pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
+/// Starts logging, through a queue if `is_queued`. Call once, before anything else happens.
+pub(crate) fn start(format: LogFormat, is_queued: bool) -> anyhow::Result<()> {
     let text = match std::env::var("RUST_LOG") {
         Ok(text) if !text.is_empty() => text,
         _ => DEFAULT_FILTER.to_owned(),
@@ -41,8 +42,10 @@ pub(crate) fn start(format: LogFormat) -> anyhow::Result<()> {
     let filter: Targets = text.parse().map_err(|error| {
         anyhow::anyhow!("RUST_LOG={text:?}: {error}; give for example info or portico=debug,info")
     })?;
-    let queue = LineQueue::start("log", io::stderr(), report).context("cannot start the log")?;
-    QUEUE.get_or_init(|| queue);
+    if is_queued {
+        let queue = LineQueue::start("log", io::stderr(), report).context("cannot start the log")?;
+        QUEUE.get_or_init(|| queue);
+    }
     let lines = tracing_subscriber::fmt::layer().with_writer(|| Lines);
     let subscriber = tracing_subscriber::registry().with(filter);
     match format {

@@ -30,7 +30,8 @@ use clap::Parser;
 fn main() -> ExitCode {
     allocator::set_up();
     let cli = cli::Cli::parse();
-    let code = match logging::start(cli.log_format).and_then(|()| cli.verb.run()) {
+    let is_queued = !matches!(cli.verb, cli::Verb::Agent(_));
+    let code = match logging::start(cli.log_format, is_queued).and_then(|()| cli.verb.run()) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
             outcome::complain(&error, cli.log_format);
