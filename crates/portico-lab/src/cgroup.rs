@@ -10,6 +10,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -29,6 +30,39 @@ const DYING: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone)]
 pub struct Cgroup {
     path: String,
+}
+
+/// A control group with a memory limit, for one process under test. Dropped, it kills what is in it, and
+/// removes it.
+#[derive(Debug)]
+pub struct LimitedGroup(Cgroup);
+
+impl LimitedGroup {
+    /// Makes the group at `path`, with a limit in bytes, swap included.
+    ///
+    /// # Errors
+    /// Fails without root.
+    pub fn make(path: impl Into<String>, memory: u64) -> Result<Self> {
+        let limited = Self(Cgroup::at(path));
+        limited.0.make().context("a control group is made by root only")?;
+        limited.0.limit_memory(memory)?;
+        Ok(limited)
+    }
+}
+
+impl Deref for LimitedGroup {
+    type Target = Cgroup;
+
+    fn deref(&self) -> &Cgroup {
+        &self.0
+    }
+}
+
+impl Drop for LimitedGroup {
+    fn drop(&mut self) {
+        // What stays behind is a folder of the kernel without a process.
+        let _ = self.0.kill().and_then(|()| self.0.remove());
+    }
 }
 
 impl Cgroup {

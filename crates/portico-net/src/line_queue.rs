@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// Has what it was given, and fails as told.
+    /// Fails with the queued errors first, then holds what was written.
     #[derive(Default, Clone)]
     struct Output(Arc<Mutex<(VecDeque<ErrorKind>, Vec<u8>)>>);
 

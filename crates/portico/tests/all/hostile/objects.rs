@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 
-use portico_lab::cgroup::Cgroup;
+use portico_lab::cgroup::LimitedGroup;
 use portico_lab::{ApiServer, Kubectl, manifests};
 use serde_json::{Value, json};
 
@@ -109,9 +109,8 @@ fn no_object_at_an_api_server_takes_the_memory_the_names_or_the_endpoints_of_oth
     kubectl.apply(&exposed("cluster-0-thief", "mapped", other).replace("name: api", "name: own")).unwrap();
     hostile(kubectl);
 
-    let group = Cgroup::at(format!("/portico-objects-{}", std::process::id()));
-    group.make().expect("a control group can be made; run the tests as root");
-    group.limit_memory(SMALL).expect("a control group has a memory limit");
+    let path = format!("/portico-objects-{}", std::process::id());
+    let group = LimitedGroup::make(path, SMALL).expect("a control group has a memory limit");
     let kubeconfig = api.admin().unwrap().display().to_string();
     let mut command = group.command(env!("CARGO_BIN_EXE_portico")).expect("a command joins its group");
     command.args(["gateway", "--workers", "1", "--kubeconfig", &kubeconfig, "--tunnel-listen", "off"]);
@@ -139,5 +138,4 @@ fn no_object_at_an_api_server_takes_the_memory_the_names_or_the_endpoints_of_oth
     wait_until("its list is another", || !is_served(sni, "honest"));
     assert!(is_served(sni, "mapped"));
     assert!(group.pids().is_ok_and(|pids| pids.contains(&gateway.id().cast_signed())));
-    let _ = group.kill().and_then(|()| group.remove());
 }

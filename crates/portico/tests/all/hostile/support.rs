@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use portico_lab::cgroup::Cgroup;
+use portico_lab::cgroup::LimitedGroup;
 use portico_lab::frames::{self, RawClient, kind};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use rustls::ClientConfig;
@@ -24,7 +24,7 @@ pub(crate) struct Limited {
     pub(crate) gateway: SecureGateway,
     /// Where clients are routed by name.
     pub(crate) sni: SocketAddr,
-    group: Cgroup,
+    group: LimitedGroup,
 }
 
 impl Limited {
@@ -32,9 +32,8 @@ impl Limited {
     fn start(site: &SecureSite, more: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
-        let group = Cgroup::at(format!("/portico-hostile-{}-{number}", std::process::id()));
-        group.make().expect("a control group can be made; run the tests as root");
-        group.limit_memory(SMALL).expect("a control group has a memory limit");
+        let path = format!("/portico-hostile-{}-{number}", std::process::id());
+        let group = LimitedGroup::make(path, SMALL).expect("a control group has a memory limit");
         let [cert, key] = ["gateway.crt", "gateway.key"].map(|name| site.pki.path(name));
         let manifests = site.manifests.manifests();
         let flags = ["gateway", "--manifests", &manifests, "--workers", "1"];
@@ -63,13 +62,6 @@ impl Limited {
     /// The most memory that it had, as the limit counts it.
     pub(crate) fn peak(&self) -> u64 {
         self.group.peak_memory().unwrap_or(0)
-    }
-}
-
-impl Drop for Limited {
-    fn drop(&mut self) {
-        // What stays behind is a folder of the kernel without a process.
-        let _ = self.group.kill().and_then(|()| self.group.remove());
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use portico_lab::cgroup::Cgroup;
+use portico_lab::cgroup::LimitedGroup;
 use portico_lab::pki::{Certificate, Pki};
 use portico_lab::programs;
 
@@ -64,17 +64,7 @@ pub(crate) struct Site {
     mode: Mode,
     transport: Transport,
     /// What one part joins, if it is ours.
-    limited: Option<(Part, Limited)>,
-}
-
-/// A control group with a memory limit, removed when dropped.
-struct Limited(Cgroup);
-
-impl Drop for Limited {
-    fn drop(&mut self) {
-        // What stays behind is a folder of the kernel without a process.
-        let _ = self.0.kill().and_then(|()| self.0.remove());
-    }
+    limited: Option<(Part, LimitedGroup)>,
 }
 
 /// A server with its ports, which it keeps when it is started anew.
@@ -104,16 +94,14 @@ impl Site {
 
     /// Has the program of ours that plays `part` run with this memory limit, swap included.
     pub(crate) fn within(self, part: Part, memory: u64) -> Self {
-        let group = Cgroup::at(format!("/portico-konnectivity-{}-{}", part.name(), free_port()));
-        group.make().expect("a control group can be made; run the tests as root");
-        let limited = Limited(group);
-        limited.0.limit_memory(memory).expect("a control group has a memory limit");
-        Self { limited: Some((part, limited)), ..self }
+        let path = format!("/portico-konnectivity-{}-{}", part.name(), free_port());
+        let group = LimitedGroup::make(path, memory).expect("a control group has a memory limit");
+        Self { limited: Some((part, group)), ..self }
     }
 
     /// The group of [`within`](Self::within).
-    pub(crate) fn group(&self) -> &Cgroup {
-        let (_, Limited(group)) = self.limited.as_ref().expect("a part has a limit");
+    pub(crate) fn group(&self) -> &LimitedGroup {
+        let (_, group) = self.limited.as_ref().expect("a part has a limit");
         group
     }
 
@@ -123,7 +111,7 @@ impl Site {
             return Command::new(upstream(part.name()));
         }
         let mut command = match &self.limited {
-            Some((limited, Limited(group))) if *limited == part => {
+            Some((limited, group)) if *limited == part => {
                 group.command(env!("CARGO_BIN_EXE_portico")).expect("a command joins its group")
             }
             _ => portico(),
