@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::own_gateway::{self, EXPOSE_NAMESPACED};
 use crate::support::{
-    DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways, others,
-    wait_routed,
+    DOMAIN, Knocking, PodStreams, ROUNDS, SOON, Watch, Way, beat_all, carried_by_gateways,
+    former_gateways_drain, others, wait_routed,
 };
 use anyhow::ensure;
 use portico_lab::control_plane::Options;
@@ -355,6 +355,7 @@ fn a_rolling_update_of_the_gateway_is_not_felt(seed: &Seed, watches: &[Watch]) {
     let kubectl = seed.kubectl();
     kubectl.run(&["rollout", "restart", "-n", "portico", "deployment/portico-gateway"]).unwrap();
     kubectl.wait_rolled_out("portico", "portico-gateway", ROLLING_OUT).unwrap();
+    former_gateways_drain(seed, "portico-gateway");
     beat_all(watches);
     // The worker's kubelet alone sees to it that one of the old pods has something to wait for.
     let pods = gateway_pods(kubectl, "portico");

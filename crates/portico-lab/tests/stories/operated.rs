@@ -14,7 +14,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
 use crate::hosted;
-use crate::support::{Knocking, SOON, Watch, Way, beat_all};
+use crate::support::{Knocking, SOON, Watch, Way, beat_all, former_gateways_drain};
 use crate::tunnel::client::{self, Client};
 use crate::tunnel::seed::{api_server, kubectl_inside};
 
@@ -127,6 +127,7 @@ impl Story {
         })
         .unwrap();
         kubectl.wait_rolled_out("portico", "portico-gateway", ROLLING_OUT).unwrap();
+        former_gateways_drain(&self.seed, "portico-gateway");
         knocking.all_were_answered("an upgrade of the gateway");
         beat_all(watches);
         self.clients.iter().for_each(|client| wait::until("a request", SOON, || client.ask()).unwrap());

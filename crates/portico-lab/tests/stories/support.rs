@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use portico_lab::{Access, Host, Kubectl, Node, Process, wait};
+use anyhow::{Context, Result, ensure};
+use portico_lab::{Access, Host, Kubectl, Node, Process, Seed, wait};
 use portico_pki::Kubeconfig;
 use serde_json::{Value, json};
 
@@ -280,6 +280,27 @@ impl Knocking {
         assert!(answered > 0, "{meanwhile}: nobody knocked");
         portico_lab::say(format_args!("{meanwhile}: {answered} new connections, each of them served"));
     }
+}
+
+/// Waits until the replicas that a rollout has replaced accept no more: what is said about a rollout is only
+/// true once their pause before SIGTERM is over.
+pub(crate) fn former_gateways_drain(seed: &Seed, deployment: &str) {
+    let prefix = format!("{deployment}-");
+    wait::until(&format!("the former replicas of {deployment} to drain"), SOON, || {
+        let pods = seed.kubectl().get(&["pods", "-n", "portico"])?;
+        for pod in pods["items"].as_array().context("a list")? {
+            let name = pod["metadata"]["name"].as_str().context("a pod has a name")?;
+            if name.starts_with(&prefix) && pod["metadata"]["deletionTimestamp"].is_string() {
+                let address = pod["status"]["podIP"].as_str().context("a replica has an address")?;
+                let ready = format!("http://{address}:8002/readyz");
+                let ask = ["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", &ready];
+                let status = seed.host().run(&ask)?;
+                ensure!(status == "503", "{name} says {status}");
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
 }
 
 /// Checks that the gateways at `admins` carry a connection of each of these listeners and clusters right now,

@@ -314,8 +314,14 @@ mod tests {
     fn the_manual_has_the_rights_of_the_manifest_and_no_others() {
         let (_, section) = MANUAL.split_once("## Its rights").unwrap();
         let (section, _) = section.split_once("\n## ").unwrap();
+        // One row has too many names for a table.
+        let (section, named) = section.split_once("The names of the secrets of clusters:").unwrap();
+        let named = named.split('`').skip(1).step_by(2).map(|name| format!("`{name}`"));
+        let named = named.collect::<Vec<_>>().join(", ");
         let listed = section.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
-        let listed: Vec<_> = listed.map(|(right, _)| right).filter(|&right| right != "Right").collect();
+        let listed = listed.map(|(right, _)| right).filter(|&right| right != "Right");
+        let listed: Vec<_> =
+            listed.map(|right| right.replace("of clusters, by the names below", &named)).collect();
         let mut granted = Vec::new();
         for role in manifest() {
             let place = match (&role["kind"], &role["metadata"]["namespace"]) {

@@ -157,6 +157,7 @@ impl Gateway {
         let deployment = format!("deployment/{}", self.deployment);
         seed.kubectl().run(&["rollout", "restart", "-n", "portico", &deployment]).unwrap();
         self.wait_rolled_out(seed);
+        crate::support::former_gateways_drain(seed, &self.deployment);
     }
 
     /// Waits until the load balancer has an endpoint.
