@@ -4,7 +4,8 @@
 //! leaves the others. Incoming traffic is judged as it arrives, before a Service address is
 //! translated: the rule names the port the sender used. Outgoing traffic is judged where it leaves,
 //! pods' forwarded traffic included, after the translation: the rule names the real endpoint.
-//! Both look at the wire only; what pods of one node say to each other is [`Direction::Through`].
+//! Both look at the wire only; what pods of one node say to each other is [`Direction::Through`], and what
+//! the host says to itself [`Direction::Within`].
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -32,6 +33,8 @@ pub enum Direction {
     Out,
     /// To a pod of this host, from other pods or from the wire. Not from the host itself.
     Through,
+    /// From the host to itself, pods left out.
+    Within,
 }
 
 /// The traffic a firewall stops. Everything not narrowed down matches.
@@ -41,12 +44,13 @@ pub struct Traffic {
     peer: Option<Ipv4Addr>,
     pod: Option<Ipv4Addr>,
     port: Option<u16>,
+    source_port: Option<u16>,
 }
 
 impl Traffic {
     /// All traffic in one direction.
     pub fn all(direction: Direction) -> Traffic {
-        Traffic { direction, peer: None, pod: None, port: None }
+        Traffic { direction, peer: None, pod: None, port: None, source_port: None }
     }
 
     /// Only from (in) or to (out, through) this address.
@@ -64,6 +68,12 @@ impl Traffic {
     /// Only TCP to this port.
     pub fn to_port(mut self, port: u16) -> Traffic {
         self.port = Some(port);
+        self
+    }
+
+    /// Only TCP from this port.
+    pub fn from_port(mut self, port: u16) -> Traffic {
+        self.source_port = Some(port);
         self
     }
 }
@@ -143,7 +153,10 @@ fn stopping(traffic: &Traffic, verdict: Verdict) -> String {
     if let Some(port) = traffic.port {
         let _ = write!(rule, "tcp dport {port} ");
     }
-    match (verdict, traffic.port) {
+    if let Some(port) = traffic.source_port {
+        let _ = write!(rule, "tcp sport {port} ");
+    }
+    match (verdict, traffic.port.or(traffic.source_port)) {
         (Verdict::Drop, _) => rule.push_str("drop"),
         (Verdict::Reject, Some(_)) => rule.push_str("reject with tcp reset"),
         (Verdict::Reject, None) => rule.push_str("reject"),
@@ -175,6 +188,7 @@ fn ruleset(table: &str, direction: Direction, rules: &str) -> String {
             (&[("output", 0), ("forward", 0)], "oifname != eth0 accept; fib daddr type local accept; ")
         }
         Direction::Through => (&[("forward", 0)], "oifname eth0 accept; "),
+        Direction::Within => (&[("output", 0)], "oifname != lo accept; "),
     };
     let mut text = format!("table inet {table} {{\n");
     for (hook, priority) in chains {

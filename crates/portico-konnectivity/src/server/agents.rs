@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout_at};
 use super::authentication::{Authentication, Refusal, only};
 use super::backend::{self, Authenticated, Backend, Opened};
 use super::counters::Counted;
-use super::http2::{self, Limits, Peer};
+use super::http2::{self, ConnectionError, Limits, Peer};
 use super::native::NativeStream;
 use super::settings::{HELLO, MAX_PING, MAX_STREAMS, PING_TIMEOUT};
 use super::shared::Shared;
@@ -66,13 +66,13 @@ struct Connection {
     backend: Mutex<Option<Arc<Backend>>>,
 }
 
-/// Serves an agent's connection.
+/// Serves an agent's connection. True: it is one of upstream that was accepted and is silent.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     shared: Arc<Shared>,
     authentication: Arc<Authentication>,
     stream: S,
     caller: Caller,
-) {
+) -> bool {
     let Caller { address, names, unauthenticated: Unauthenticated { slot, limit } } = caller;
     let window = u32::try_from(shared.settings.connection_buffer).unwrap_or(u32::MAX);
     let deadline = Instant::now() + HELLO;
@@ -117,13 +117,16 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         tokio::spawn(connect(Arc::clone(&connection), call));
     };
     let (activity, peer) = (&connection.activity, &connection.peer);
-    match http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await {
+    let ended = http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await;
+    let is_away = matches!(ended, Err(ConnectionError::Silent)) && !peer.is_native.load(Relaxed);
+    match ended {
         Ok(()) => {}
         Err(error) if peer.is_known() || connection.is_refused.load(Relaxed) => {
             tracing::debug!(peer = %address, %error, "an agent's connection ended");
         }
         Err(error) => shared.refused(error.reason(), address, &error),
     }
+    is_away && peer.is_known()
 }
 
 impl Connection {

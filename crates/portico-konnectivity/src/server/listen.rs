@@ -1,7 +1,7 @@
 //! Listening sockets, and the tasks that begin with a connection.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use super::agents::{self, Caller};
 use super::authentication::Authentication;
 use super::claims::identities_of;
 use super::frontend::{Mode, connect, proxy};
-use super::settings::HELLO;
+use super::settings::{AWAY, HELLO};
 use super::shared::Shared;
 use super::tls::ServerTls;
 use super::unauthenticated::{Crowded, Unauthenticated};
@@ -188,10 +188,9 @@ async fn frontend_over_tls(
     match mode {
         Mode::Grpc => proxy::serve(shared, stream, unauthenticated.slot).await,
         Mode::HttpConnect => {
-            // TLS keeps the socket to itself, and the end of a frontend that is not read shows only there.
-            // Fails without a descriptor; then a reset is seen by the next read or write.
-            let socket = stream.get_ref().0.get_ref().as_fd().try_clone_to_owned();
-            let socket = socket.and_then(|socket| TcpStream::from_std(socket.into())).ok();
+            // The end of a frontend that is not read shows only there. Without it, a reset is seen by the
+            // next read or write.
+            let socket = socket_of(&stream).ok();
             connect::serve_tls(shared, stream, socket, unauthenticated.slot).await;
         }
     }
@@ -212,16 +211,36 @@ pub(crate) async fn agents(
             (Arc::clone(&shared), Arc::clone(&tls), Arc::clone(&authentication));
         tokio::spawn(async move {
             match handshake(stream, &tls, &unauthenticated).await {
-                Ok(stream) => {
+                Ok(mut stream) => {
                     let certificates = stream.get_ref().1.peer_certificates();
                     let names = certificates.and_then(|chain| chain.first()).map(|leaf| identities_of(leaf));
                     let caller = Caller { address: peer, names: names.unwrap_or_default(), unauthenticated };
-                    agents::serve(shared, authentication, stream, caller).await;
+                    if agents::serve(Arc::clone(&shared), authentication, &mut stream, caller).await {
+                        end_of_silent(&shared, stream).await;
+                    }
                 }
                 Err(why) => shared.refused(why.reason(), peer, &why),
             }
         });
     }
+}
+
+/// Ends the connection of an upstream agent that is silent, and has the kernel send the end again until there
+/// is a sign of life. By then the agent has read the end, or gets a reset.
+async fn end_of_silent(shared: &Shared, stream: TlsStream<ReadAhead<TcpStream>>) {
+    let (Ok(socket), Ok(_permit)) = (socket_of(&stream), shared.away.try_acquire()) else { return };
+    // Its buffers are as large as those of an agent that is there.
+    drop(stream);
+    let options = SockRef::from(&socket);
+    if options.set_tcp_user_timeout(Some(AWAY)).and_then(|()| options.shutdown(Shutdown::Write)).is_ok() {
+        // An error is one of the socket, which ends as well.
+        let _ = timeout(AWAY, socket.readable()).await;
+    }
+}
+
+/// The socket below TLS, which keeps it to itself. Fails without a descriptor.
+fn socket_of(stream: &TlsStream<ReadAhead<TcpStream>>) -> io::Result<TcpStream> {
+    TcpStream::from_std(stream.get_ref().0.get_ref().as_fd().try_clone_to_owned()?.into())
 }
 
 /// A peer with which there is no TLS.

@@ -111,7 +111,7 @@ impl Server {
         (agents, tls): (SocketAddr, Arc<ServerTls>),
         authentication: Authentication,
     ) -> Result<Self, ListenError> {
-        let agent_listener = listen::tcp("agents", agents, Some(settings::PING_TIMEOUT))?;
+        let agent_listener = listen::tcp("agents", agents, Some(settings::UNREAD))?;
         let frontend_listener = frontends.open()?;
         let shared = Shared::new(settings);
         let agent_address = agent_listener.local_addr().unwrap_or(agents);

@@ -27,6 +27,17 @@ pub(crate) const MAX_PING: Duration = Duration::from_secs(30);
 /// How long an upstream peer may take to answer a PING. As upstream's server.
 pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long the kernel lets an agent take nothing. Longer than PING takes to find one that is silent: a
+/// connection that the kernel has given up can no longer tell an agent that it is over.
+pub(crate) const UNREAD: Duration = Duration::from_mins(2);
+
+/// How long the end of a silent upstream agent's connection is sent again. By itself such an agent sends
+/// nothing for an hour, and would wait as long on a connection of which the server knows nothing.
+pub(crate) const AWAY: Duration = Duration::from_mins(15);
+
+/// Connections of those at once; of more, each is just closed.
+pub(crate) const MAX_AWAY: usize = 1_024;
+
 /// Streams on one connection at once: connections of an agent of ours.
 pub(crate) const MAX_STREAMS: u32 = 65_536;
 

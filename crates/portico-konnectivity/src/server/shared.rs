@@ -22,7 +22,7 @@ use super::backend::{Backend, DialIds, DialLost, Opened};
 use super::connections::Connections;
 use super::counters::{Counted, Counters};
 use super::registry::Registry;
-use super::settings::{MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
+use super::settings::{MAX_AWAY, MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
 use crate::streams::NO_ROOM;
 
 /// Agents that are asked for one connection, one after the other, if they are lost meanwhile, have no room,
@@ -44,6 +44,8 @@ pub(crate) struct Shared {
     registry: Mutex<Registry<Backend>>,
     /// For connections of agents, as many as `max_agents`.
     agents: Arc<Semaphore>,
+    /// For connections of upstream agents that are silent, as many as [`MAX_AWAY`].
+    pub(crate) away: Semaphore,
     dials: DialIds,
     frontend_ids: AtomicI64,
     /// Connections to the port of agents whose peers have not authenticated.
@@ -127,6 +129,7 @@ impl Shared {
         Arc::new(Self {
             memory: MemoryBudget::new(settings.memory),
             agents: Arc::new(Semaphore::new(settings.max_agents)),
+            away: Semaphore::new(MAX_AWAY),
             excess: MemoryBudget::new(settings.memory / 2),
             settings,
             counters: Counters::default(),

@@ -125,13 +125,13 @@ async fn under_way(pair: &Pair, sender: &Endpoint) -> Connection {
 }
 
 /// What is in flight arrives, then the connection's end.
-async fn ends(connection: &mut Connection) {
+pub(super) async fn ends(connection: &mut Connection) {
     let mut buffer = vec![0; 65_536];
     let end = async { while connection.read(&mut buffer).await.is_ok_and(|read| read > 0) {} };
     timeout(PATIENCE, end).await.expect("the end arrives");
 }
 
-async fn serves(pair: &Pair, echo: &Endpoint) {
+pub(super) async fn serves(pair: &Pair, echo: &Endpoint) {
     let mut connection = pair.frontend.connect(&echo.target()).await;
     connection.write_all(b"again").await.unwrap();
     connection.flush().await.unwrap();

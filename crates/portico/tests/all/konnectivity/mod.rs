@@ -7,8 +7,9 @@
 //! dials.
 //!
 //! [`matrix`] moves bytes through all pairings, [`failures`] ends each part of them, [`dials`] asks for what
-//! cannot be had, [`stopped`] stops reading, [`hostile`] does harm, [`fleet`] has several servers or agents,
-//! and [`suite`] runs upstream's own tests. [`conformance`] says which test stands for which of upstream's.
+//! cannot be had, [`stopped`] stops reading, [`vanished`] loses every packet, [`hostile`] does harm,
+//! [`fleet`] has several servers or agents, and [`suite`] runs upstream's own tests. [`conformance`] says
+//! which test stands for which of upstream's.
 
 mod conformance;
 mod dials;
@@ -23,3 +24,4 @@ pub(crate) mod program;
 pub(crate) mod site;
 mod stopped;
 mod suite;
+mod vanished;

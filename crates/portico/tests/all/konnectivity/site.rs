@@ -274,8 +274,19 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) async fn start(server: Make, agent: Make, mode: Mode, transport: Transport) -> Self {
+        Self::start_with(server, agent, mode, transport, &[]).await
+    }
+
+    /// The same, with more flags for the server.
+    pub(crate) async fn start_with(
+        server: Make,
+        agent: Make,
+        mode: Mode,
+        transport: Transport,
+        flags: &[&str],
+    ) -> Self {
         let site = Site::new(mode, transport);
-        let mut server = site.server(server, &[]).await;
+        let mut server = site.server(server, flags).await;
         let mut agent = site.agent(agent, server.port(), &[]).await;
         agent.wait_for("/readyz", 200).await;
         server.program.wait_for("/readyz", 200).await;
