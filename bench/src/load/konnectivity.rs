@@ -1,9 +1,10 @@
 //! Frontends of a Konnectivity server: connections by HTTP CONNECT on its Unix socket, as kube-apiserver
-//! makes them. What follows on them is the same hello and the same work as everywhere.
+//! makes them, or by upstream's client library for gRPC. What follows on them is the same hello and the same
+//! work as everywhere.
 
-use std::net::SocketAddrV4;
+use std::net::{SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,11 +21,20 @@ const HOST: &str = "konnectivity.bench";
 /// The longest head of an answer.
 const HEAD: usize = 1024;
 
+/// How frontends reach a server.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    /// HTTP CONNECT on the server's socket.
+    Connect(PathBuf),
+    /// The program at this address, which asks by gRPC; see `lab/konnectivity/frontend`.
+    Grpc(SocketAddrV4),
+}
+
 /// A server, and what its agent is to dial.
 #[derive(Clone, Debug)]
 pub(crate) struct Front {
-    /// The server's socket.
-    pub(crate) socket: PathBuf,
+    /// What is asked for a connection.
+    pub(crate) way: Way,
     /// The backend.
     pub(crate) target: SocketAddrV4,
 }
@@ -63,9 +73,32 @@ impl Front {
 
     /// A connection to the backend, which has sent nothing yet.
     fn connect(&self) -> Result<OwnedFd> {
+        match &self.way {
+            Way::Connect(socket) => self.connect_by_http(socket),
+            Way::Grpc(program) => self.connect_by_grpc(*program),
+        }
+    }
+
+    fn connect_by_grpc(&self, program: SocketAddrV4) -> Result<OwnedFd> {
+        let socket = TcpStream::connect(program).context("no frontend for gRPC")?;
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+        let socket = OwnedFd::from(socket);
+        send(&socket, format!("{}\n", self.target).as_bytes())?;
+        let (mut answer, mut byte) = (Vec::new(), [0]);
+        while answer.last() != Some(&b'\n') {
+            let is_more = next(&socket, &mut byte)? > 0 && answer.len() < HEAD;
+            ensure!(is_more, "no connection: {}", String::from_utf8_lossy(&answer));
+            answer.extend(byte);
+        }
+        ensure!(answer == b"ok\n", "no connection: {}", String::from_utf8_lossy(&answer));
+        Ok(socket)
+    }
+
+    fn connect_by_http(&self, path: &Path) -> Result<OwnedFd> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        net::connect(&socket, &SocketAddrUnix::new(&self.socket)?).context("no Konnectivity server")?;
+        net::connect(&socket, &SocketAddrUnix::new(path)?).context("no Konnectivity server")?;
         let request = format!("CONNECT {} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", self.target);
         send(&socket, request.as_bytes())?;
         let mut head = Vec::new();

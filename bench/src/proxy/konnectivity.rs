@@ -1,7 +1,7 @@
 //! Konnectivity: a server and an agent, each of either make, with frontends on a Unix socket.
 //!
-//! Frontends speak HTTP CONNECT: with gRPC, a client library would stand between load and server, and its own
-//! CPU beside what is measured. What server and agent say to each other is the same in both modes.
+//! Frontends speak HTTP CONNECT where CPU is measured: with gRPC, a client library stands between load and
+//! server. What server and agent say to each other is the same in both modes.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use portico_lab::pki::{Authority, Certificate};
 
 use super::spawned::Spawned;
 use super::{LOOK, START};
-use crate::load::konnectivity::Front;
+use crate::load::konnectivity::{Front, Way};
 use crate::rows::Processes;
 
 /// Whose program it is.
@@ -38,6 +38,14 @@ impl Make {
     }
 }
 
+/// How frontends speak with the server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mode<'a> {
+    HttpConnect,
+    /// By a program in this folder, which uses upstream's client library.
+    Grpc(&'a Path),
+}
+
 /// Writes what server and agents show each other.
 pub(crate) fn certificates(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -53,11 +61,18 @@ fn socket(dir: &Path, port: u16) -> PathBuf {
 }
 
 /// A server for agents at `port`, one of `count`, with the files in `dir`. It takes two ports more.
-pub(crate) fn start_server(dir: &Path, port: u16, make: &Make, count: usize) -> Result<Spawned> {
+pub(crate) fn start_server(
+    dir: &Path,
+    port: u16,
+    make: &Make,
+    mode: Mode<'_>,
+    count: usize,
+) -> Result<Spawned> {
+    let mode = if let Mode::Grpc(_) = mode { "grpc" } else { "http-connect" };
     let file = |name: &str| dir.join(name).display().to_string();
     let mut command = make.command("server");
     command
-        .args(["--mode=http-connect", "--server-port=0"])
+        .args([&format!("--mode={mode}"), "--server-port=0"])
         .arg(format!("--uds-name={}", socket(dir, port).display()))
         .arg(format!("--cluster-ca-cert={}", file("ca.crt")))
         .arg(format!("--cluster-cert={}", file("server.crt")))
@@ -86,6 +101,15 @@ fn start_agent(dir: &Path, port: u16, make: &Make) -> Result<Spawned> {
     Spawned::start(&command, &log).context("cannot start the agent")
 }
 
+/// What speaks gRPC with the server at `port` for clients of `address`.
+fn start_frontend(dir: &Path, port: u16, programs: &Path, address: SocketAddrV4) -> Result<Spawned> {
+    let mut command = Command::new(programs.join("frontend"));
+    command.arg("--uds").arg(socket(dir, port)).args(["--listen", &address.to_string()]);
+    let log = dir.join("frontend");
+    std::fs::create_dir_all(&log).with_context(|| format!("cannot create {}", log.display()))?;
+    Spawned::start(&command, &log).context("cannot start the frontend")
+}
+
 /// A server and an agent, ready.
 pub(crate) struct Konnectivity {
     /// The way of a frontend to the backend.
@@ -93,22 +117,29 @@ pub(crate) struct Konnectivity {
     /// Ends before the server.
     agent: Spawned,
     server: Spawned,
+    _frontend: Option<Spawned>,
 }
 
 impl Konnectivity {
-    /// Starts both, with certificates of their own, on ports from `base_port`. `backend` is what is dialled.
+    /// Starts both, with certificates of their own, on six ports from `base_port`. `backend` is dialled.
     pub(crate) fn start(
         dir: &Path,
         base_port: u16,
         backend: SocketAddrV4,
-        server: &Make,
-        agent: &Make,
+        (server, agent): (&Make, &Make),
+        mode: Mode<'_>,
     ) -> Result<Self> {
         certificates(dir)?;
-        let server = start_server(dir, base_port, server, 1)?;
+        let server = start_server(dir, base_port, server, mode, 1)?;
         let agent = start_agent(dir, base_port, agent)?;
-        let mut pair =
-            Self { front: Front { socket: socket(dir, base_port), target: backend }, agent, server };
+        let (way, frontend) = match mode {
+            Mode::HttpConnect => (Way::Connect(socket(dir, base_port)), None),
+            Mode::Grpc(programs) => {
+                let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, base_port + 5);
+                (Way::Grpc(address), Some(start_frontend(dir, base_port, programs, address)?))
+            }
+        };
+        let mut pair = Self { front: Front { way, target: backend }, agent, server, _frontend: frontend };
         let deadline = Instant::now() + START;
         while !pair.front.is_open() {
             let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, base_port);

@@ -3,7 +3,7 @@
 //! The pairs run at once on the proxies' core, under TLS between server and agent. CPU and memory are those
 //! of both processes, as in [`super::pair`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -16,7 +16,7 @@ use crate::load::bulk::{self, Direction};
 use crate::load::konnectivity::round_trips;
 use crate::load::pingpong::PingPong;
 use crate::process;
-use crate::proxy::konnectivity::{Konnectivity, Make};
+use crate::proxy::konnectivity::{Konnectivity, Make, Mode};
 use crate::report::{Bar, Row, quantile};
 use crate::rows::Processes;
 
@@ -37,7 +37,7 @@ const SETTLE: Duration = Duration::from_secs(3);
 const STOPPED: usize = 4;
 const ENDLESS: u64 = 1 << 40;
 /// Ports of a pair.
-const PORTS: u16 = 5;
+const PORTS: u16 = 6;
 
 /// The programs.
 pub(crate) struct Makes {
@@ -51,6 +51,14 @@ impl Makes {
     pub(crate) fn find(portico: PathBuf, with_upstream: bool) -> Result<Self> {
         let upstream = with_upstream.then(programs::konnectivity).transpose()?.map(Make::Upstream);
         Ok(Self { upstream, portico: Make::Portico(portico) })
+    }
+
+    /// The folder of upstream's programs.
+    fn programs(&self) -> Option<&Path> {
+        match &self.upstream {
+            Some(Make::Upstream(programs)) => Some(programs),
+            _ => None,
+        }
     }
 
     /// Server and agent of one make.
@@ -81,20 +89,32 @@ impl Makes {
 pub(crate) fn rows(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
     let mut rows = steady(bench, makes)?;
     rows.extend(at_rest(bench, makes)?);
-    rows.extend(stopped(bench, makes)?);
+    rows.extend(stopped(bench, makes, Mode::HttpConnect)?);
+    if let Some(programs) = makes.programs() {
+        rows.extend(stopped(bench, makes, Mode::Grpc(programs))?);
+    }
     Ok(rows)
 }
 
-fn start(bench: &Bench, row: &str, number: usize, server: &Make, agent: &Make) -> Result<Konnectivity> {
+fn start(
+    bench: &Bench,
+    row: &str,
+    number: usize,
+    makes: (&Make, &Make),
+    mode: Mode<'_>,
+) -> Result<Konnectivity> {
     let dir = bench.dir.join(format!("konnectivity-{row}-{number}"));
     let port = bench.base_port + 100 + PORTS * u16::try_from(number)?;
-    Konnectivity::start(&dir, port, bench.clusters(1)[0].backend, server, agent)
+    Konnectivity::start(&dir, port, bench.clusters(1)[0].backend, makes, mode)
 }
 
 fn steady(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
     let mut pairs = Vec::new();
     for (number, (name, server, agent)) in makes.pure().into_iter().enumerate() {
-        pairs.push(Participant { name, running: start(bench, "steady", number, server, agent)? });
+        pairs.push(Participant {
+            name,
+            running: start(bench, "steady", number, (server, agent), Mode::HttpConnect)?,
+        });
     }
     let row = |what: &str, unit, factor| {
         Row::new(format!("Konnectivity, both ends: {what}"), unit, Bar::Times { peer: UPSTREAM, factor })
@@ -132,7 +152,7 @@ fn at_rest(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
     let mut agent_row = row("agent", "MB", 12.0);
     let mut idle_row = row("idle connection, both ends", "bytes", 8000.0);
     for (number, (name, server, agent)) in makes.pure().into_iter().enumerate() {
-        let pair = start(bench, "rest", number, server, agent)?;
+        let pair = start(bench, "rest", number, (server, agent), Mode::HttpConnect)?;
         drop(pair.front.open_all(WARM_UP, Order::Answer)?);
         std::thread::sleep(SETTLE);
         let [before_server, before_agent] = memory(&pair)?;
@@ -153,12 +173,16 @@ fn memory(pair: &Konnectivity) -> Result<[f64; 2]> {
 }
 
 /// Round trips of others while some frontends do not read what comes for them.
-fn stopped(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
-    let name = "Konnectivity beside four stopped readers: round trip";
-    let mut p99 = Row::new(name, "p99 in µs", Bar::Open);
-    let mut ratio = Row::new(name, "p99 ÷ undisturbed", Bar::AtMost(2.0));
+fn stopped(bench: &Bench, makes: &Makes, mode: Mode<'_>) -> Result<Vec<Row>> {
+    let (protocol, dir) = match mode {
+        Mode::HttpConnect => ("HTTP CONNECT", "stopped"),
+        Mode::Grpc(_) => ("gRPC", "stopped-grpc"),
+    };
+    let name = format!("Konnectivity beside four stopped readers, {protocol}: round trip");
+    let mut p99 = Row::new(&name, "p99 in µs", Bar::Open);
+    let mut ratio = Row::new(&name, "p99 ÷ undisturbed", Bar::AtMost(2.0));
     for (number, (column, server, agent)) in makes.all().into_iter().enumerate() {
-        let pair = start(bench, "stopped", number, server, agent)?;
+        let pair = start(bench, dir, number, (server, agent), mode)?;
         let socket = pair.front.open(Order::Echo)?;
         let length = bench.rounds.slice * 3;
         let message = [0x17; MESSAGE];

@@ -13,7 +13,7 @@ use super::Bench;
 use super::konnectivity::Makes;
 use crate::load::konnectivity_agents::Crowd;
 use crate::process;
-use crate::proxy::konnectivity::{Make, certificates, start_server};
+use crate::proxy::konnectivity::{Make, Mode, certificates, start_server};
 use crate::proxy::spawned::Spawned;
 use crate::report::{Bar, Row};
 
@@ -53,7 +53,7 @@ fn run(bench: &Bench, number: usize, make: &Make) -> Result<[f64; 5]> {
     certificates(&dir)?;
     let first = bench.base_port + 400 + PORTS * SERVERS * u16::try_from(number)?;
     let ports: Vec<u16> = (0..SERVERS).map(|server| first + PORTS * server).collect();
-    let start = |port: u16| start_server(&dir, port, make, ports.len());
+    let start = |port: u16| start_server(&dir, port, make, Mode::HttpConnect, ports.len());
     let mut servers = ports.iter().map(|&port| start(port)).collect::<Result<Vec<_>>>()?;
     std::thread::sleep(REST / 5);
     let empty = memory(&servers)?;

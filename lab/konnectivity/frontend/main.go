@@ -27,6 +27,7 @@ import (
 )
 
 var (
+	listen = flag.String("listen", "127.0.0.1:0", "where clients connect")
 	uds    = flag.String("uds", "", "Unix socket of the server")
 	server = flag.String("server", "", "HOST:PORT of the server, with mutual TLS, if there is no --uds")
 	ca     = flag.String("ca", "", "CA certificates for --server")
@@ -40,7 +41,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
 		log.Fatal(err)
 	}
