@@ -60,6 +60,13 @@ fn socket(dir: &Path, port: u16) -> PathBuf {
     dir.join(format!("frontend-{port}.sock"))
 }
 
+/// Starts a part of Konnectivity, whose log is in the folder `name` of `dir`.
+fn spawn(dir: &Path, name: &str, command: &Command) -> Result<Spawned> {
+    let log = dir.join(name);
+    std::fs::create_dir_all(&log).with_context(|| format!("cannot create {}", log.display()))?;
+    Spawned::start(command, &log).with_context(|| format!("cannot start the {name}"))
+}
+
 /// A server for agents at `port`, one of `count`, with the files in `dir`. It takes two ports more.
 pub(crate) fn start_server(
     dir: &Path,
@@ -81,9 +88,7 @@ pub(crate) fn start_server(
         .args(["--health-bind-address=127.0.0.1", &format!("--health-port={}", port + 1)])
         .args([format!("--admin-port={}", port + 2), format!("--server-count={count}")])
         .args([format!("--server-id=server-{port}"), "--v=0".to_owned()]);
-    let log = dir.join(format!("server-{port}"));
-    std::fs::create_dir_all(&log).with_context(|| format!("cannot create {}", log.display()))?;
-    Spawned::start(&command, &log).context("cannot start the server")
+    spawn(dir, &format!("server-{port}"), &command)
 }
 
 /// An agent of the server at `port`, which takes the two ports behind the server's.
@@ -96,18 +101,14 @@ fn start_agent(dir: &Path, port: u16, make: &Make) -> Result<Spawned> {
         .args(["--proxy-server-host=127.0.0.1", &format!("--proxy-server-port={port}")])
         .args(["--health-server-host=127.0.0.1", &format!("--health-server-port={}", port + 3)])
         .args([format!("--admin-server-port={}", port + 4), "--v=0".to_owned()]);
-    let log = dir.join("agent");
-    std::fs::create_dir_all(&log).with_context(|| format!("cannot create {}", log.display()))?;
-    Spawned::start(&command, &log).context("cannot start the agent")
+    spawn(dir, "agent", &command)
 }
 
 /// What speaks gRPC with the server at `port` for clients of `address`.
 fn start_frontend(dir: &Path, port: u16, programs: &Path, address: SocketAddrV4) -> Result<Spawned> {
     let mut command = Command::new(programs.join("frontend"));
     command.arg("--uds").arg(socket(dir, port)).args(["--listen", &address.to_string()]);
-    let log = dir.join("frontend");
-    std::fs::create_dir_all(&log).with_context(|| format!("cannot create {}", log.display()))?;
-    Spawned::start(&command, &log).context("cannot start the frontend")
+    spawn(dir, "frontend", &command)
 }
 
 /// A server and an agent, ready.

@@ -118,7 +118,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     };
     let (activity, peer) = (&connection.activity, &connection.peer);
     let ended = http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await;
-    let is_away = matches!(ended, Err(ConnectionError::Silent)) && !peer.is_native.load(Relaxed);
+    let is_upstream = peer.is_known() && !peer.is_native.load(Relaxed);
+    let is_away = is_upstream && matches!(ended, Err(ConnectionError::Silent));
     match ended {
         Ok(()) => {}
         Err(error) if peer.is_known() || connection.is_refused.load(Relaxed) => {
@@ -126,7 +127,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Err(error) => shared.refused(error.reason(), address, &error),
     }
-    is_away && peer.is_known()
+    is_away
 }
 
 impl Connection {

@@ -2,12 +2,12 @@
 //! behind, and what comes back works. On a Unix socket, and over TCP with mutual TLS.
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::endpoint::{self, Endpoint};
-use super::frontend::Connection;
+use super::frontend::{Connection, round_trip};
 use super::program::until;
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{Grpc, HttpConnect};
@@ -133,9 +133,5 @@ pub(super) async fn ends(connection: &mut Connection) {
 
 pub(super) async fn serves(pair: &Pair, echo: &Endpoint) {
     let mut connection = pair.frontend.connect(&echo.target()).await;
-    connection.write_all(b"again").await.unwrap();
-    connection.flush().await.unwrap();
-    let mut answer = [0; 5];
-    timeout(PATIENCE, connection.read_exact(&mut answer)).await.expect("an answer").unwrap();
-    assert_eq!(&answer, b"again");
+    round_trip(&mut connection, b"again").await;
 }
