@@ -62,15 +62,17 @@ impl Agent {
         self.sessions.drain();
     }
 
-    /// Returns once there has been no connection to an endpoint for so long.
+    /// Returns once there has been no connection to an endpoint for so long, and nothing is on its way to a
+    /// server that reads slowly.
     pub async fn idle(&self, limit: Duration) {
-        // Dials under way are looked at so often.
+        // Dials and bytes under way are looked at so often.
         let limit = limit.max(Duration::from_millis(10));
         let mut open = self.shared.open();
         loop {
             // The sender lives as long as the agent.
             let _ = open.wait_for(|open| *open == 0).await;
-            if timeout(limit, open.wait_for(|open| *open > 0)).await.is_err() && self.shared.dialling() == 0 {
+            let stays_idle = timeout(limit, open.wait_for(|open| *open > 0)).await.is_err();
+            if stays_idle && self.shared.dialling() == 0 && self.settings().memory.held() == 0 {
                 return;
             }
         }

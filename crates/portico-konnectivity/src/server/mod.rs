@@ -55,13 +55,13 @@ pub use registry::Strategy;
 pub use settings::Settings;
 pub use tls::{ServerTls, TlsError, TlsFiles, TlsOptions};
 
-/// Between two looks at whether the last connection has ended.
+/// Between two looks at whether all is over.
 const DRAIN_LOOK: Duration = Duration::from_millis(100);
 
-/// Between two looks at whether the last connection has ended, at the very end: it soon has.
+/// Between two looks at whether all is over, at the very end: it soon is.
 const STOP_LOOK: Duration = Duration::from_millis(10);
 
-/// How long connections have to end once they are cancelled.
+/// How long connections have to end once they are cancelled, and their last bytes to leave.
 const STOP: Duration = Duration::from_millis(500);
 
 /// A server that serves.
@@ -144,22 +144,17 @@ impl Server {
         Status(Arc::clone(&self.shared))
     }
 
-    /// Stops listening and takes no more dials. What is open goes on for `limit` at most. Agents keep their
-    /// connections, because an upstream agent that gets GOAWAY drops all of its connections. Returns how many
-    /// connections are left.
+    /// Stops listening and takes no more dials. What is open goes on for `limit` at most, and what was carried
+    /// leaves. Agents keep their connections, because an upstream agent that gets GOAWAY drops all of its
+    /// connections. Returns how many connections are left.
     pub async fn drain(&mut self, limit: Duration) -> usize {
         self.close();
         self.shared.drain();
         let deadline = Instant::now() + limit;
-        loop {
-            let open = self.status().established();
-            // A dial that is under way becomes one.
-            let is_idle = open == 0 && self.shared.counters.pending.load(Relaxed) == 0;
-            if is_idle || Instant::now() >= deadline {
-                return open;
-            }
+        while !self.is_idle() && Instant::now() < deadline {
             sleep(DRAIN_LOOK).await;
         }
+        self.status().established()
     }
 
     /// Ends everything, and notifies the frontends.
@@ -167,11 +162,19 @@ impl Server {
         self.close();
         self.shared.stop.send_replace(Stop::Agents);
         let deadline = Instant::now() + STOP;
-        while self.status().established() > 0 && Instant::now() < deadline {
+        while !self.is_idle() && Instant::now() < deadline {
             sleep(STOP_LOOK).await;
         }
         self.shared.stop.send_replace(Stop::Everything);
         sleep(STOP_LOOK).await;
+    }
+
+    /// Whether nothing is open, and nothing is on its way to a peer that reads slowly.
+    fn is_idle(&self) -> bool {
+        let Shared { counters, memory, .. } = &*self.shared;
+        // A dial that is under way becomes a connection.
+        let open = counters.established.load(Relaxed) + counters.pending.load(Relaxed);
+        open == 0 && memory.held() == 0
     }
 
     /// Stops listening.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -16,8 +17,10 @@ use portico_dial::{Dialer, TokenFile};
 use portico_konnectivity::agent::{Agent, CountSource, Leases};
 use portico_lab::clock::Clock;
 use portico_lab::faulty_api::{Answer, FaultyApi};
+use portico_net::memory::Reservation;
 use portico_wire::konnectivity::{ConnectId, Packet};
 use tokio::net::{TcpListener, UdpSocket};
+use tokio::time::timeout;
 use tower::service_fn;
 
 use super::support::*;
@@ -97,7 +100,7 @@ async fn a_server_that_never_answers_does_not_hold_up_the_others() {
     let _connect = server.connect().await;
     assert_eq!(agent.counters().join_failures.load(Relaxed), 0);
     let mut open = Vec::new();
-    while let Ok(accepted) = tokio::time::timeout(Duration::from_millis(200), mute.accept()).await {
+    while let Ok(accepted) = timeout(Duration::from_millis(200), mute.accept()).await {
         open.push(accepted.unwrap());
         assert_eq!(open.len(), 1, "one at a time to one address");
     }
@@ -187,7 +190,7 @@ async fn a_server_that_ends_each_connection_at_once_is_tried_again_after_a_pause
     let mut connect = server.connect().await;
     connect.to_agent.send_reset(h2::Reason::CANCEL);
     until(|| agent.counters().lost.load(Relaxed) == 1).await;
-    let again = tokio::time::timeout(Duration::from_millis(200), server.connects.recv()).await;
+    let again = timeout(Duration::from_millis(200), server.connects.recv()).await;
     assert!(again.is_err(), "it connects again at once");
 }
 
@@ -203,7 +206,7 @@ async fn servers_that_end_each_connection_at_once_are_not_tried_as_fast_as_hands
     settings.sync_interval_cap = settings.sync_interval;
     let _agent = Agent::start(settings);
     let mut connections = 0;
-    while let Ok(connect) = tokio::time::timeout(Duration::from_millis(500), server.connects.recv()).await {
+    while let Ok(connect) = timeout(Duration::from_millis(500), server.connects.recv()).await {
         connect.unwrap().to_agent.send_reset(h2::Reason::CANCEL);
         connections += 1;
         assert!(connections < 20, "it does not pause");
@@ -224,7 +227,7 @@ async fn servers_without_end_get_a_bounded_number_of_connections() {
         connects.push(server.connect().await);
     }
     until(|| agent.servers().len() == MOST).await;
-    let one_more = tokio::time::timeout(Duration::from_millis(200), server.connects.recv()).await;
+    let one_more = timeout(Duration::from_millis(200), server.connects.recv()).await;
     assert!(one_more.is_err(), "it connects to more");
 }
 
@@ -253,9 +256,8 @@ async fn a_drained_agent_tells_its_servers_serves_them_still_and_is_idle_once_no
     let connection = connect.connected(echo, 2).await;
     connect.data(connection, b"ping");
     assert!(matches!(connect.packet().await, Packet::Data { .. }));
-    let idle = agent.idle(Duration::from_millis(1));
-    let mut idle = std::pin::pin!(idle);
-    let early = tokio::time::timeout(Duration::from_millis(20), &mut idle).await;
+    let mut idle = pin!(agent.idle(Duration::from_millis(1)));
+    let early = timeout(Duration::from_millis(20), &mut idle).await;
     assert!(early.is_err(), "two connections are open");
     for connection in 1..=2 {
         connect.send(&Packet::CloseRequest(ConnectId(connection)));
@@ -264,8 +266,22 @@ async fn a_drained_agent_tells_its_servers_serves_them_still_and_is_idle_once_no
     // It connects to no server any more.
     drop(connect);
     until(|| agent.servers().is_empty()).await;
-    let again = tokio::time::timeout(Duration::from_millis(100), server.connects.recv()).await;
+    let again = timeout(Duration::from_millis(100), server.connects.recv()).await;
     assert!(again.is_err(), "it connects again");
+}
+
+#[tokio::test]
+async fn a_drained_agent_is_not_idle_while_bytes_are_on_their_way() {
+    let pki = pki();
+    let settings = settings(&pki, &[]);
+    let bytes = Reservation::new(vec![settings.memory.clone()], Duration::ZERO);
+    let agent = Agent::start(settings);
+    agent.drain();
+    bytes.charge(1);
+    let mut idle = pin!(agent.idle(Duration::from_millis(1)));
+    assert!(timeout(Duration::from_millis(100), &mut idle).await.is_err(), "a byte is on its way");
+    drop(bytes);
+    patiently(idle).await;
 }
 
 #[tokio::test]

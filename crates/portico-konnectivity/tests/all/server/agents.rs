@@ -1,5 +1,6 @@
 //! What counts as an agent, and which one gets a dial.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
@@ -7,6 +8,9 @@ use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Mode, Strategy};
 use portico_lab::clock::Clock;
 use portico_wire::konnectivity::{Code, ConnectId, Packet};
+use tokio::io::{copy_bidirectional, duplex};
+use tokio::net::UnixStream;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::support::*;
@@ -154,6 +158,44 @@ async fn a_server_that_drains_waits_for_dials_that_are_under_way() {
     assert_eq!(agent.stream.packet().await, Packet::CloseRequest(ConnectId(1)));
     agent.stream.send(Packet::CloseResponse { connection: ConnectId(1), error: String::new() }).await;
     assert_eq!(patiently(drains).await, 0);
+}
+
+#[tokio::test]
+async fn a_server_that_drains_waits_until_a_slow_frontend_by_grpc_has_got_the_last_bytes() {
+    // More than a Unix socket holds.
+    const LAST: usize = 512 * 1024;
+    let mut rig = Rig::start(Mode::Grpc).await;
+    let mut agent = rig.agent("a").await;
+    let (near, mut far) = duplex(4096);
+    let mut socket = UnixStream::connect(&rig.socket).await.unwrap();
+    // The frontend reads while this is polled.
+    let mut reads = pin!(copy_bidirectional(&mut far, &mut socket));
+    let opens = async {
+        let mut frontend = proxy_over(near).await;
+        frontend.asks("node:1", 1).await;
+        let connection = agent.accepts("node:1", 1).await;
+        assert!(matches!(frontend.packet().await, Packet::DialResponse { result: Ok(_), .. }));
+        (frontend, connection)
+    };
+    let (mut frontend, connection) = while_reading(opens, &mut reads).await;
+    agent.stream.data(connection, &[1; LAST]).await;
+    agent.stream.send(Packet::CloseResponse { connection, error: String::new() }).await;
+    while rig.status.established() > 0 {
+        while_reading(yield_now(), &mut reads).await;
+    }
+    let mut drains = Box::pin(rig.server.drain(PATIENCE));
+    assert!(timeout(Duration::ZERO, &mut drains).await.is_err(), "the frontend has not read all");
+    while_reading(frontend.bytes(LAST), &mut reads).await;
+    assert!(matches!(while_reading(frontend.packet(), &mut reads).await, Packet::CloseResponse { .. }));
+    assert_eq!(while_reading(drains, &mut reads).await, 0);
+}
+
+/// Does `what`, while a frontend reads.
+async fn while_reading<T>(what: impl Future<Output = T>, reads: &mut (impl Future + Unpin)) -> T {
+    tokio::select! {
+        done = patiently(what) => done,
+        _ = reads => panic!("the frontend's connection has ended"),
+    }
 }
 
 #[tokio::test]

@@ -175,12 +175,7 @@ impl Rig {
 
     /// A Proxy stream on a connection of its own.
     pub(crate) async fn proxy(&self) -> Stream {
-        let mut peer = Peer::over(UnixStream::connect(&self.socket).await.unwrap()).await;
-        let authority = "localhost".parse().unwrap();
-        let request = Request { authority, path: PROXY_PATH, metadata: HeaderMap::new() };
-        let (mut stream, _) = peer.call(request).await.unwrap();
-        stream.peer = Some(peer);
-        stream
+        proxy_over(UnixStream::connect(&self.socket).await.unwrap()).await
     }
 
     /// A connection for HTTP CONNECT that has sent its request.
@@ -190,6 +185,16 @@ impl Rig {
         stream.write_all(request.as_bytes()).await.unwrap();
         stream
     }
+}
+
+/// A Proxy stream, the only one of its connection.
+pub(crate) async fn proxy_over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Stream {
+    let mut peer = Peer::over(stream).await;
+    let authority = "localhost".parse().unwrap();
+    let request = Request { authority, path: PROXY_PATH, metadata: HeaderMap::new() };
+    let (mut stream, _) = peer.call(request).await.unwrap();
+    stream.peer = Some(peer);
+    stream
 }
 
 fn issue(ca: &Authority, folder: &Path) {
