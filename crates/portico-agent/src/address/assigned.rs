@@ -129,6 +129,19 @@ impl AssignedAddress {
         self.status.clone()
     }
 
+    /// Removes the addresses that agents with other settings have left on the interface. Only once none of
+    /// them runs: the connections of its pods need them. What cannot be removed is logged.
+    pub async fn remove_others(&self) {
+        let removed = match Host::open() {
+            Ok(host) => interface::remove_others(&host, &self.settings).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            let interface = &self.settings.interface;
+            tracing::warn!(%interface, %error, "cannot remove the addresses of earlier agents; they stay");
+        }
+    }
+
     /// Removes what agents made, nothing else. What cannot be removed is logged.
     pub async fn release(self) {
         let (settings, status) = (self.settings.clone(), self.status.clone());

@@ -11,6 +11,7 @@ use rtnetlink::packet_route::route::RouteProtocol;
 use super::collision::{Collision, Report};
 use super::error::AddressError;
 use super::host::{Address, Host, Link, Route, table_name};
+use super::interface::{is_half_made, peer_of};
 use super::settings::Settings;
 
 /// Routes up to this prefix are default routes: VPNs use two halves (`0.0.0.0/1`, `128.0.0.0/1`) for the
@@ -68,12 +69,20 @@ impl HostSnapshot {
 
     /// Every reason against the address and the interface.
     fn collisions(&self, settings: &Settings) -> Vec<Collision> {
-        let name_taken = self.links.iter().find(|link| link.name == settings.interface && !link.is_ours());
+        let is_taken =
+            |link: &&Link| link.name == settings.interface && !link.is_ours() && !self.is_half_made(link);
+        let name_taken = self.links.iter().find(is_taken);
         let name_taken = name_taken.map(|link| Collision::name_taken(link, &self.addresses));
         let mut found: Vec<_> = name_taken.into_iter().collect();
         found.extend(self.addresses.iter().filter_map(|held| self.of_address(held, settings)));
         found.extend(self.routes.iter().filter_map(|route| self.of_route(route, settings)));
         found
+    }
+
+    fn is_half_made(&self, link: &Link) -> bool {
+        let peer = peer_of(&link.name);
+        let peer = self.links.iter().find(|other| other.name == peer);
+        is_half_made(link, peer, !self.addresses.iter().any(|held| held.index == link.index))
     }
 
     fn of_address(&self, held: &Address, settings: &Settings) -> Option<Collision> {

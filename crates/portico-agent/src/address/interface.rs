@@ -1,8 +1,7 @@
 //! The interface that holds the address: found, made, completed and removed here.
 //!
-//! An interface with the agent's alias is the agent's: a restarted agent adopts it. Functions here are not
-//! cancel-safe: one that is dropped half-way may leave an interface without alias, which the next agent
-//! refuses.
+//! An interface with the agent's alias is the agent's: a restarted agent adopts it. So is one without that
+//! does nothing for anybody ([`is_half_made`]): an agent was killed before it could set the alias.
 
 use std::io;
 
@@ -26,7 +25,7 @@ pub struct Placement {
 }
 
 /// The name of the other end of a pair: `portico-peer`.
-fn peer_of(interface: &str) -> Box<str> {
+pub(super) fn peer_of(interface: &str) -> Box<str> {
     let room = NAME_MAX - "-peer".len();
     format!("{}-peer", &interface[..interface.len().min(room)]).into()
 }
@@ -51,12 +50,15 @@ pub(super) async fn establish(
     let looking = |source| AddressError::of("look at the interfaces of this host", source);
     let interface = &*settings.interface;
     let Some(link) = host.link(interface).await.map_err(looking)? else { return make(host, settings).await };
-    if !link.is_ours() && Some(link.index) != known {
-        let addresses = host.addresses(settings.address, |_| true).await.map_err(looking)?;
+    let addresses = host.addresses(settings.address, |held| held.index == link.index);
+    let addresses = addresses.await.map_err(looking)?;
+    let peer = host.link(&peer_of(interface)).await.map_err(looking)?;
+    let is_half_made = is_half_made(&link, peer.as_ref(), addresses.is_empty());
+    if !link.is_ours() && Some(link.index) != known && !is_half_made {
         return Err(AddressError::Collisions(vec![Collision::name_taken(&link, &addresses)]));
     }
     let adopting = |source| AddressError::of(format!("adopt interface {interface}"), source);
-    adopt(host, settings, &link).await.map_err(adopting)?;
+    complete(host, settings, &link).await.map_err(adopting)?;
     let kind = if is_pair(&link) { Kind::Veth } else { Kind::Dummy };
     Ok(Placement { kind, interface: link.name, adopted: true, why: "".into(), index: link.index })
 }
@@ -108,9 +110,16 @@ async fn complete(host: &Host, settings: &Settings, link: &Link) -> io::Result<(
     host.add_address(link.index, settings.address).await
 }
 
-/// Completes what an agent has made, and removes other addresses, which were of another configuration.
-async fn adopt(host: &Host, settings: &Settings, link: &Link) -> io::Result<()> {
-    complete(host, settings, link).await?;
+/// Whether an agent was killed between making this interface and marking it. `peer` is the one with the name
+/// that its other end would have.
+pub(super) fn is_half_made(link: &Link, peer: Option<&Link>, is_without_address: bool) -> bool {
+    let is_bare = link.alias.is_empty() && !link.up && is_without_address;
+    is_bare && (&*link.kind == "dummy" || is_pair(link) && peer.is_some_and(is_pair))
+}
+
+/// Removes other addresses from the interface, which are of other configurations.
+pub(super) async fn remove_others(host: &Host, settings: &Settings) -> io::Result<()> {
+    let Some(link) = host.link(&settings.interface).await?.filter(Link::is_ours) else { return Ok(()) };
     let others = host.addresses(settings.address, |held| {
         held.index == link.index && held.address != settings.address && held.is_single()
     });

@@ -68,6 +68,8 @@ enum End {
     Leave,
     /// As a process that is killed: nothing runs any more.
     Crash,
+    /// The same, after it has removed the addresses of others.
+    RemoveOthers,
 }
 
 /// An agent as far as the address goes: holds it on a thread until the test ends it.
@@ -91,6 +93,7 @@ impl Agent {
                 End::Release => held.release().await,
                 End::Leave => held.leave().await,
                 End::Crash => drop(held),
+                End::RemoveOthers => held.remove_others().await,
             }
         });
         let status = reported.recv().unwrap()?;
@@ -312,17 +315,52 @@ fn a_successor_takes_over_without_a_moment_of_absence() {
 }
 
 #[test]
-fn an_agent_with_another_address_takes_the_old_one_away() {
+fn an_agent_with_another_address_takes_the_old_one_away_once_it_is_alone() {
     let lab = Lab::start("address-moved").unwrap();
     let host = host(&lab, "a");
     let before = state(&host);
     let elsewhere = Settings { address: Ipv4Addr::new(100, 64, 30, 11).into(), ..Settings::default() };
-    Agent::start(&host, elsewhere).unwrap().end(End::Crash);
-    let agent = Agent::start(&host, Settings::default()).unwrap();
-    let addresses = ip(&host, "-o address show dev portico");
-    assert!(addresses.contains("100.64.30.10/32") && !addresses.contains("100.64.30.11"), "{addresses}");
-    agent.end(End::Release);
+    let old = Agent::start(&host, elsewhere).unwrap();
+    let new = Agent::start(&host, Settings::default()).unwrap();
+    let addresses = || ip(&host, "-o address show dev portico");
+    let has = |last: u8| addresses().contains(&format!(" 100.64.30.{last}/32 "));
+    assert!(has(10) && has(11), "the one that serves keeps its own: {}", addresses());
+    ip(&host, "link del portico");
+    wait::until("both to be put back", SOON, || {
+        let is_fine = |agent: &Agent| agent.status.is_held() && agent.status.problem().is_none();
+        ensure!(has(10) && has(11) && is_fine(&old) && is_fine(&new), "{}", addresses());
+        Ok(())
+    })
+    .unwrap();
+    old.end(End::Crash);
+    new.end(End::RemoveOthers);
+    assert!(has(10) && !has(11), "{}", addresses());
+    Agent::start(&host, Settings::default()).unwrap().end(End::Release);
     assert_eq!(state(&host), before);
+}
+
+#[test]
+fn what_a_killed_agent_has_half_made_is_completed_by_the_next() {
+    let lab = Lab::start("address-half").unwrap();
+    let host = host(&lab, "a");
+    let before = state(&host);
+    let ways = [("dummy", "dummy", Kind::Dummy), ("veth", "veth peer name portico-peer", Kind::Veth)];
+    for (kind, way, expected) in ways {
+        if !kernel_has(&host, kind) {
+            continue;
+        }
+        ip(&host, &format!("link add portico type {way}"));
+        assert_eq!(sentences(&check_on(&host, Settings::default())), Vec::<String>::new());
+        let agent = Agent::start(&host, Settings::default()).unwrap();
+        assert_eq!(agent.status.placement().kind, expected);
+        has_address(&host).unwrap();
+        agent.end(End::Release);
+        assert_eq!(state(&host), before);
+        // Of use to somebody.
+        ip(&host, &format!("link add portico up type {way}"));
+        assert!(sentences(&check_on(&host, Settings::default()))[0].contains("was not made by Portico"));
+        ip(&host, "link del portico");
+    }
 }
 
 #[test]

@@ -95,13 +95,16 @@ pub(crate) async fn run(
             return Ok(());
         }
     };
-    let offer = match listening {
-        Ok(offer) => offer,
+    let (offer, is_alone) = match listening {
+        Ok(listening) => listening,
         Err(error) => {
             address.give_up().await;
             return Err(error);
         }
     };
+    if is_alone {
+        address.remove_others().await;
+    }
     status.set_listening();
     for forward in &agent.shared().forwards {
         tracing::info!(forward = %forward.listen, name = %forward.authority, "listening");
@@ -201,11 +204,16 @@ fn max_connections(asked: u32) -> u32 {
     asked.min(possible)
 }
 
-/// Listens, in place of the predecessor if there is one; then offers the same to a successor.
-async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::Result<Option<Offer>> {
+/// Listens, in place of the predecessor if there is one; then offers the same to a successor. Returns the
+/// offer, and whether there was no predecessor.
+async fn listen(
+    agent: &Agent,
+    status: &Status,
+    path: Option<&Path>,
+) -> anyhow::Result<(Option<Offer>, bool)> {
     let Some(path) = path else {
         agent.listen(Inherited::default())?;
-        return Ok(None);
+        return Ok((None, true));
     };
     let mut predecessor = take_over(path).await?;
     let mut inherited = Inherited::default();
@@ -217,7 +225,8 @@ async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::
         }
     }
     agent.listen(inherited)?;
-    Ok(Some(Offer::in_place_of(predecessor, path)?))
+    let is_alone = predecessor.is_none();
+    Ok((Some(Offer::in_place_of(predecessor, path)?), is_alone))
 }
 
 /// Waits until connections would be carried, or the predecessor is gone. Returns whether it is still there.
@@ -291,6 +300,13 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
 struct HeldAddress(Option<AssignedAddress>);
 
 impl HeldAddress {
+    /// Removes those of earlier agents, of which none runs any more.
+    async fn remove_others(&self) {
+        if let Some(held) = &self.0 {
+            held.remove_others().await;
+        }
+    }
+
     /// Leaves it to a successor.
     async fn leave(self) {
         if let Some(held) = self.0 {
