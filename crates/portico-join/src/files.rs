@@ -82,7 +82,7 @@ pub fn before(paths: &Paths, pins: &[CaHash]) -> anyhow::Result<Before> {
 }
 
 /// Whether the kubelet has a certificate for this node that is still good.
-fn has_certificate(paths: &Paths, node: &str, now: Timestamp) -> bool {
+pub(crate) fn has_certificate(paths: &Paths, node: &str, now: Timestamp) -> bool {
     let Ok(text) = fs::read_to_string(paths.certificate()) else { return false };
     node_of(&text).is_some_and(|name| name == node) && ends(&text).is_some_and(|end| end > now)
 }

@@ -14,15 +14,17 @@ use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
 use portico_hosting::join::machine::{Paths, UNIT};
 use portico_hosting::join::options::NodeName;
-use portico_hosting::join::trust::node_of;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+
+use crate::files::has_certificate;
 
 /// Between two looks for the certificate: the kubelet tells nobody that it has one.
 const LOOK: Duration = Duration::from_millis(200);
@@ -143,15 +145,11 @@ pub fn turn(parent: i32, program: &Path, arguments: &[OsString]) -> anyhow::Resu
     Err(failed).with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Waits until the kubelet has a certificate for this node.
+/// Waits until the kubelet has a certificate for this node that is still good: one that has ended stays in
+/// its file until there is another.
 pub async fn joined(paths: &Paths, name: &NodeName, limit: Duration) -> anyhow::Result<()> {
-    let path = paths.certificate();
-    let has_one = || {
-        let certificate = std::fs::read_to_string(&path).ok();
-        certificate.and_then(|text| node_of(&text)).is_some_and(|node| node == name.as_str())
-    };
     let issued = async {
-        while !has_one() {
+        while !has_certificate(paths, name.as_str(), Timestamp::now()) {
             sleep(LOOK).await;
         }
     };
@@ -199,7 +197,21 @@ pub(crate) async fn healthy(address: SocketAddr) -> anyhow::Result<()> {
 mod tests {
     use std::process::Stdio;
 
+    use portico_lab::pki::Certificate;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_certificate_that_has_ended_does_not_make_a_node() {
+        let folder = tempfile::tempdir().unwrap();
+        let (paths, name) = (Paths::below(folder.path()), "worker-1".parse().unwrap());
+        std::fs::create_dir_all(paths.certificates()).unwrap();
+        for (year, is_good) in [(2_001, false), (2_999, true)] {
+            let node = Certificate::client("system:node:worker-1").not_after(year, 1, 1);
+            std::fs::write(paths.certificate(), node.self_signed().unwrap().cert).unwrap();
+            assert_eq!(joined(&paths, &name, Duration::ZERO).await.is_ok(), is_good, "{year}");
+        }
+    }
 
     #[tokio::test]
     async fn the_kubelet_of_a_node_is_ended_and_waited_for_until_another_runs_in_its_place() {

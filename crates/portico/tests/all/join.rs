@@ -289,9 +289,14 @@ fn a_machine_joins_by_the_printed_command_and_leaves_without_a_trace() {
     assert!(stdout(&output).contains(&format!("another key ({hash})")), "{}", stdout(&output));
     assert_eq!(machine.files(), Vec::<String>::new());
 
-    let output = cluster.portico(&machine.with(&command, &["--dry-run"])).output().unwrap();
+    let (at, file) = (command.iter().position(|word| word == "--token").unwrap(), machine.root.join("token"));
+    let token = &command[at + 1];
+    fs::write(&file, format!("{token}\n")).unwrap();
+    let mut by_file = command.clone();
+    by_file.splice(at..at + 2, [format!("--token-file={}", file.display())]);
+    let output = cluster.portico(&machine.with(&by_file, &["--dry-run"])).output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
-    let token = &command[command.iter().position(|word| word == "--token").unwrap() + 1];
+    fs::remove_file(file).unwrap();
     assert!(stdout(&output).contains("kubelet.config.k8s.io") && !stdout(&output).contains(&**token));
     assert_eq!(machine.files(), Vec::<String>::new());
 
@@ -392,6 +397,9 @@ fn a_machine_that_reaches_what_its_agents_need_is_run_by_systemd() {
     // A second time there is nothing to do.
     let output = cluster.run_on(&machine, &join);
     assert!(stdout(&output).contains("worker-1 of the cluster") && output.status.success(), "{output:?}");
+    assert!(stdout(&output).contains("--kubelet-config: only when a machine joins"), "{output:?}");
+    let output = cluster.run_on(&machine, &[&join[..], &words(&["--kubelet=/any"])].concat());
+    assert!(stderr(&output).contains("leave --kubelet out") && !output.status.success(), "{output:?}");
     assert_eq!(machine.asked(), Vec::<String>::new());
 
     let remove = words(&["/portico", "join", "remove"]);

@@ -62,6 +62,9 @@ fn many_clusters_migrate_two_at_a_time_and_a_run_that_was_killed_goes_on() {
     let seed = seed_with("migrate-many", &["a", "b", "c", "d"]);
     let (code, said) = seed.answers(&["migrate", "-l", "team=b", "--to", "Tunneling"]);
     assert!(code == Some(1) && said.contains("no Cluster has the labels team=b"), "{said}");
+    let (code, said) =
+        seed.answers(&["migrate", "-l", "team=b", "--to", "Tunneling", "--plan", "-o", "json"]);
+    assert!(code == Some(1) && said.starts_with("[]\n"), "{said}");
     let (code, said) = seed.answers(&["migrate", "-l", "team in a", "--to", "Tunneling"]);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("reading the Clusters with the labels team in a: the API server answered 400"));

@@ -32,9 +32,12 @@ pub(super) struct Flags {
     /// URL of the cluster's API server
     #[arg(long, value_name = "URL")]
     server: Server,
-    /// The bootstrap token
-    #[arg(long, value_name = "TOKEN")]
-    token: Token,
+    /// The bootstrap token. Users of this machine can read it among the arguments while this command runs
+    #[arg(long, value_name = "TOKEN", required_unless_present = "token_file")]
+    token: Option<Token>,
+    /// File with the bootstrap token, in place of --token
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
     /// Hash of the cluster's authority; nothing else is trusted. Can be given several times
     #[arg(long, value_name = "HASH", required = true)]
     ca_hash: Vec<CaHash>,
@@ -97,7 +100,8 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
 
     // A kubelet that systemd starts knows nothing of the proxy that this environment names.
     let by_environment = matches!(runner, Runner::Here(_));
-    let asked = ask(&flags.server, &flags.token, &flags.ca_hash, &name, by_environment).await;
+    let token = flags.token()?;
+    let asked = ask(&flags.server, &token, &flags.ca_hash, &name, by_environment).await;
     let mut findings = Findings::default();
     findings.machine(asked.time);
     let answers = match asked.answers {
@@ -124,7 +128,8 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
         return Ok(Outcome::No);
     };
 
-    let files = all_files(flags, &answers, &config, &runner, &paths, &arguments);
+    let cluster = Cluster { server: &flags.server.url, authority: &answers.authority, token: &token };
+    let files = all_files(&cluster, &answers, &config, &runner, &paths, &arguments);
     if flags.dry_run {
         print(&plan(&files, &runner, &arguments))?;
         return Ok(Outcome::Done);
@@ -138,6 +143,18 @@ pub(super) async fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     };
     write(&paths, record, &files, &ours)?;
     start(flags, &runner, &paths, &name, &flags.server.url, &arguments).await
+}
+
+impl Flags {
+    /// Whichever way it is given, of which clap demands one.
+    fn token(&self) -> anyhow::Result<Token> {
+        let Some(path) = &self.token_file else {
+            return self.token.clone().context("give --token or --token-file");
+        };
+        let cannot = || format!("--token-file {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(cannot)?;
+        text.trim().parse().map_err(|error: String| anyhow!(error)).with_context(cannot)
+    }
 }
 
 /// A machine that joined before: with systemd there is nothing to do, else its kubelet is started again.
@@ -155,6 +172,24 @@ async fn again(
          takes it out first",
         record.node
     );
+    let why = match runner {
+        Runner::Here(_) if record.systemd => "systemd runs its kubelet: leave --kubelet out",
+        Runner::Systemd { .. } if !record.systemd => {
+            "`portico join --kubelet` runs its kubelet: give --kubelet"
+        }
+        Runner::Here(_) | Runner::Systemd { .. } => "",
+    };
+    ensure!(
+        why.is_empty(),
+        "this machine is node {name} already, and {why}, or take it out first (portico join remove)"
+    );
+    let without_effect = without_effect(flags, runner);
+    if !without_effect.is_empty() {
+        print(&format!(
+            "{}: only when a machine joins. To change that: portico join remove, and join again\n",
+            without_effect.join(", ")
+        ))?;
+    }
     if let (Runner::Here(_), false) = (runner, flags.dry_run) {
         return start(flags, runner, paths, name, &record.server, arguments).await;
     }
@@ -163,6 +198,19 @@ async fn again(
         print(&format!("To the other address: portico join move --server {}\n", flags.server))?;
     }
     Ok(Outcome::Done)
+}
+
+/// The flags given that have no effect on a machine that joined before: those that are in files.
+fn without_effect(flags: &Flags, runner: &Runner<'_>) -> Vec<&'static str> {
+    // Without systemd, the kubelet's arguments are those of this command.
+    let has_unit = matches!(runner, Runner::Systemd { .. });
+    let given = [
+        ("--label", has_unit && !flags.label.is_empty()),
+        ("--node-ip", has_unit && flags.node_ip.is_some()),
+        ("--taint", !flags.taint.is_empty()),
+        ("--kubelet-config", flags.kubelet_config.is_some()),
+    ];
+    given.into_iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| flag).collect()
 }
 
 /// Starts the kubelet, and waits until it is a node's.
@@ -232,15 +280,14 @@ fn runner<'a>(flags: &'a Flags, paths: &Paths) -> anyhow::Result<Runner<'a>> {
 }
 
 fn all_files(
-    flags: &Flags,
+    cluster: &Cluster<'_>,
     answers: &Answers,
     config: &Value,
     runner: &Runner<'_>,
     paths: &Paths,
     arguments: &[String],
 ) -> Vec<NewFile> {
-    let cluster = Cluster { server: &flags.server.url, authority: &answers.authority, token: &flags.token };
-    let mut files = Vec::from(files(&cluster, &answers.kubelet, config, paths));
+    let mut files = Vec::from(files(cluster, &answers.kubelet, config, paths));
     if let Runner::Systemd { program, has_unit } = runner {
         files.push(unit(program, arguments, *has_unit, paths));
     }

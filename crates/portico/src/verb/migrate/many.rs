@@ -15,6 +15,7 @@ use portico_expose::migration::waves::{AllProgress, Progress, Tried, Waves};
 use portico_migrate::order::{why_not, write_order};
 use portico_migrate::plans::LiveSeed;
 use portico_migrate::selection::{Found, Selection, list_selected, progress_of_all};
+use serde_json::json;
 use tokio::time::{Instant, sleep_until};
 
 use super::flags::{Flags, LONG, connect};
@@ -30,11 +31,18 @@ fn describe(found: &Found) -> String {
     line(&found.cluster).filter(|line| !line.starts_with(SETTLED)).unwrap_or_else(|| SILENCE.to_owned())
 }
 
-fn nobody(selector: &str) -> anyhow::Result<Outcome> {
-    print(&format!(
+fn nobody(flags: &Flags, selector: &str) -> anyhow::Result<Outcome> {
+    let said = format!(
         "no Cluster has the labels {selector}, and nothing was changed: `kubectl get clusters --show-labels` \
-         lists them\n"
-    ))?;
+         lists them"
+    );
+    match flags.output {
+        OutputFormat::Json => {
+            tracing::warn!("{said}");
+            print("[]\n")?;
+        }
+        OutputFormat::Table => print(&format!("{said}\n"))?,
+    }
     Ok(Outcome::No)
 }
 
@@ -45,7 +53,7 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
     let seed = connect(flags).await?;
     let selection = list_selected(&seed, selector).await?;
     if selection.is_empty() {
-        return nobody(selector);
+        return nobody(flags, selector);
     }
     let plans = seed.plans(None).await?;
     let (mut printed, mut rows, mut cannot) = (Vec::new(), Vec::new(), 0_usize);
@@ -61,8 +69,10 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
         let plan = match plans.plan_of(name, to).await {
             Ok(plan) => plan,
             Err(error) => {
-                tracing::warn!("Cluster {name}: there is no plan: {error:#}");
-                row(format!("? -> {to}"), "", "cannot", format!("{error:#}"));
+                let error = format!("{error:#}");
+                tracing::warn!("Cluster {name}: there is no plan: {error}");
+                printed.push(json!({"cluster": name, "error": error}));
+                row(format!("? -> {to}"), "", "cannot", error);
                 cannot += 1;
                 continue;
             }
@@ -78,7 +88,7 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
             cannot += 1;
             row(doors, address, "cannot", why_not(&plan));
         }
-        printed.push(plan);
+        printed.push(serde_json::to_value(plan)?);
     }
     match flags.output {
         OutputFormat::Json => print(&format!("{}\n", serde_json::to_string_pretty(&printed)?))?,
@@ -112,7 +122,7 @@ pub(super) async fn carry_out(flags: &Flags, selector: &str, order: &Order) -> a
     let run = Run { seed, flags, selector, order, limit, deadline: Instant::now() + limit };
     let selection = list_selected(&run.seed, selector).await?;
     if selection.is_empty() {
-        return nobody(selector);
+        return nobody(flags, selector);
     }
     match order {
         Order::To { strategy, .. } => run.waves(*strategy, selection).await,
