@@ -39,9 +39,20 @@ pub fn few(names: impl ExactSizeIterator<Item: AsRef<str>>, most: usize, longest
     }
 }
 
+/// For the end of a name that was cut: FNV-1a, 32 bits. It is the same in every version of Portico, which the
+/// standard library's hasher does not promise. Others can make a text that has the same.
+pub fn stable_hash(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{few, one_line};
+    use super::{few, one_line, stable_hash};
+
+    #[test]
+    fn the_hash_in_names_is_that_of_every_version() {
+        assert_eq!((stable_hash(b""), stable_hash(b"a")), (0x811c_9dc5, 0xe40c_292c));
+    }
 
     #[test]
     fn the_first_names_are_shown_and_the_others_counted() {

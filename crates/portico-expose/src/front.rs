@@ -9,12 +9,12 @@
 //! - A NodePort that is published for another Service, or is the SNI, tunnel or admin port, waits.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::sync::Arc;
 
 use portico_api::annotations::ExposeTypes;
 use portico_api::meta::ObjectKey;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, TargetPort};
+use portico_api::text::stable_hash;
 use serde::Serialize;
 
 /// Port of the gateway's listener that routes by server name.
@@ -204,22 +204,14 @@ fn name_of(service: &Service, port: &ServicePort, node_port: u16) -> Box<str> {
     if whole.len() <= MAX_PORT_NAME {
         return whole.into();
     }
-    let mut hash = String::with_capacity(8);
-    let seed = format!("{namespace}/{name}/{}", port.name);
-    // Writing to a String cannot fail.
-    let _ = write!(hash, "{:08x}", fnv1a(seed.as_bytes()));
-    let end = format!("-{hash}-{node_port}");
+    // One that another has as well does no harm: the number at the end of each name differs.
+    let hash = stable_hash(format!("{namespace}/{name}/{}", port.name).as_bytes());
+    let end = format!("-{hash:08x}-{node_port}");
     let mut start = MAX_PORT_NAME - end.len();
     while !whole.is_char_boundary(start) {
         start -= 1;
     }
     format!("{}{end}", whole[..start].trim_end_matches('-')).into()
-}
-
-/// FNV-1a, 32 bits. Names must be the same in every version of Portico, which the standard library's hasher
-/// does not promise. A collision does no harm: the NodePort number at the end of each name differs.
-fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Keeps the front Service's own NodePorts, which the cloud load balancer points at. Ports are matched by

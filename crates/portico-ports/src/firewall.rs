@@ -17,7 +17,7 @@ mod ticket;
 mod writing;
 
 pub use rules::{Direction, Missing, Rule, Ruleset, rules};
-pub use writing::{Writing, Written};
+pub use writing::{CannotWrite, Writing, Written};
 
 /// The product whose language rules are written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,9 +45,9 @@ pub enum Target {
 }
 
 impl Target {
-    /// Writes `rules`.
-    pub fn write(self, rules: &Ruleset, writing: &Writing<'_>) -> Written {
-        match self {
+    /// Writes `rules`. An error: what this firewall would do is not what they say.
+    pub fn write(self, rules: &Ruleset, writing: &Writing<'_>) -> Result<Written, CannotWrite> {
+        Ok(match self {
             Self::Nftables => nftables::write(rules, writing),
             Self::Iptables => iptables::write(rules, writing),
             Self::Aws => aws::write(rules, writing),
@@ -56,9 +56,9 @@ impl Target {
             Self::Openstack => openstack::write(rules, writing),
             Self::TerraformAws => terraform::write(rules, writing),
             Self::NetworkPolicy => policy::write_kubernetes(rules, writing),
-            Self::Cilium => policy::write_cilium(rules, writing),
+            Self::Cilium => policy::write_cilium(rules, writing)?,
             Self::Ticket => ticket::write(rules, writing),
-        }
+        })
     }
 }
 

@@ -108,7 +108,7 @@ const DENY: Writing<'static> = Writing { default_deny: true, selector: &[], name
 
 /// Loads rules twice, as a person may do.
 fn load(host: &Host, target: Target, rules: &Ruleset, writing: &Writing<'_>) {
-    let text = target.write(rules, writing).text;
+    let text = target.write(rules, writing).unwrap().text;
     let program: &[&str] = if target == Target::Nftables { &["nft", "-f", "-"] } else { &["sh", "-s"] };
     for _ in 0..2 {
         host.run_with_input(program, &text).unwrap();
@@ -254,7 +254,7 @@ fn network_policies_of_kubernetes_and_of_cilium_are_accepted_by_a_real_api_serve
         let writing = Writing { default_deny, selector: &selector, namespace: "default" };
         for role in ["front", "worker", "seed", "master"] {
             let rules = rules(product, &[product.role(role).unwrap()], &facts, &inventory).unwrap();
-            let text = target.write(&rules, &writing).text;
+            let text = target.write(&rules, &writing).unwrap().text;
             let arguments = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"];
             let answer = kubectl.run_with_input(&arguments, &text).unwrap();
             let kind = match (target, role) {

@@ -10,6 +10,7 @@ use crate::model::Protocol;
 pub(super) const QUOTA: usize = 60;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
+    let rules = rules.split();
     let entries = |direction| rules.of(direction).flat_map(entries).collect::<Vec<Value>>();
     let (ingress, mut egress) = (entries(Direction::Ingress), entries(Direction::Egress));
     let mut notes = quota(ingress.len().max(egress.len()));

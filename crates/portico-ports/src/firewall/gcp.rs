@@ -1,11 +1,15 @@
 //! Google Cloud: VPC firewall rules, as the Compute API takes them (`firewalls.insert`), one a rule.
 
+use portico_api::text::stable_hash;
 use serde_json::{Value, json};
 
 use super::rules::{Direction, Rule, Ruleset};
 use super::writing::{Writing, Written, json_text};
 use crate::model::Protocol;
 use crate::port_set::text;
+
+/// Most letters of a name or tag.
+const MOST_LETTERS: usize = 63;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     let role = rules.name();
@@ -14,9 +18,9 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     if writing.default_deny {
         for (direction, ranges) in [("INGRESS", "sourceRanges"), ("EGRESS", "destinationRanges")] {
             for (family, everything) in [(4, "0.0.0.0/0"), (6, "::/0")] {
-                let name = format!("portico-{role}-{}-deny-ipv{family}", direction.to_lowercase());
+                let whole = format!("portico-{role}-{}-deny-ipv{family}", direction.to_lowercase());
                 resources.push(json!({
-                    "name": name,
+                    "name": name(whole),
                     "network": "global/networks/default",
                     "direction": direction,
                     "priority": 65000,
@@ -53,8 +57,9 @@ fn resource(rule: &Rule, role: &str) -> Value {
     let protocol =
         if rule.protocol == Protocol::IpInIp { "ipip" } else { super::aws::protocol(rule.protocol) };
     let family = if rule.is_ipv6() { 6 } else { 4 };
+    let whole = format!("portico-{role}-{}-{id}-{protocol}-ipv{family}", direction.to_lowercase());
     json!({
-        "name": format!("portico-{role}-{}-{id}-{protocol}-ipv{family}", direction.to_lowercase()),
+        "name": name(whole),
         "description": format!("{}: {}", rule.ids(), rule.purpose()),
         "network": "global/networks/default",
         "direction": direction,
@@ -66,5 +71,14 @@ fn resource(rule: &Rule, role: &str) -> Value {
 }
 
 fn tag(role: &str) -> String {
-    format!("portico-{role}")
+    name(format!("portico-{role}"))
+}
+
+/// A name that is too long is cut, and gets a hash of the whole.
+fn name(whole: String) -> String {
+    if whole.len() <= MOST_LETTERS {
+        return whole;
+    }
+    let end = format!("-{:08x}", stable_hash(whole.as_bytes()));
+    format!("{}{end}", whole[..MOST_LETTERS - end.len()].trim_end_matches('-'))
 }

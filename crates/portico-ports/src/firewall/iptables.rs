@@ -47,12 +47,15 @@ pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     Written { text: out, notes: forwarded(writing) }
 }
 
-/// The roles in the name of a chain, which has 28 letters at most: of many roles the first.
+/// The roles in the name of a chain, which has 28 letters at most: of many roles the first, or its beginning.
 fn chain(rules: &Ruleset) -> String {
     const MOST: usize = 28 - "PORTICO--OUT".len();
+    const ETC: &str = "-ETC";
     let name = rules.name().to_uppercase();
     match rules.roles.first() {
-        Some(first) if name.len() > MOST => format!("{}-ETC", first.key.to_uppercase()),
+        Some(first) if name.len() > MOST => {
+            first.key.to_uppercase().chars().take(MOST - ETC.len()).chain(ETC.chars()).collect()
+        }
         _ => name,
     }
 }

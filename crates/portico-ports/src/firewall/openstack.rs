@@ -7,6 +7,7 @@ use super::writing::{Writing, Written};
 use crate::model::Protocol;
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
+    let rules = rules.split();
     let group = format!("portico-{}", rules.name());
     let mut out =
         format!("#!/bin/sh\n# {}, role {}: what it needs.\nset -eu\n", rules.product.title, rules.words());

@@ -3,11 +3,21 @@
 use serde_json::{Value, json};
 
 use super::rules::{Direction, Rule, Ruleset};
-use super::writing::{Writing, Written};
+use super::writing::{CannotWrite, Writing, Written};
 use crate::model::Protocol;
 
 /// The role whose machines are pods: the gateway or nodeport-proxy in the seed.
 const POD_ROLE: &str = "front";
+
+/// Pods, and the roles that are in one cluster with them.
+const PODS: [(&str, &[&str]); 2] = [
+    ("control-plane", &["front", "control-plane", "seed", "seed-api"]),
+    ("worker-pods", &["worker", "worker-pods"]),
+];
+
+/// What Cilium does not match by address.
+const IDENTITIES: &str = "Cilium's CIDR rules match no node of its own cluster without \
+                          policyCIDRMatchMode: nodes, and no pod of it: allow pods by their labels";
 
 pub(super) fn write_kubernetes(rules: &Ruleset, writing: &Writing<'_>) -> Written {
     let mut notes = vec![
@@ -52,9 +62,18 @@ pub(super) fn write_kubernetes(rules: &Ruleset, writing: &Writing<'_>) -> Writte
     Written { text: portico_yaml::write(&policy), notes }
 }
 
-pub(super) fn write_cilium(rules: &Ruleset, writing: &Writing<'_>) -> Written {
+pub(super) fn write_cilium(rules: &Ruleset, writing: &Writing<'_>) -> Result<Written, CannotWrite> {
+    let rows = rows_with_pods(rules);
+    if writing.default_deny && !rows.is_empty() {
+        // A policy that cuts off what it is to allow is worse than none.
+        return Err(CannotWrite(format!(
+            "{}: the other end is pods of the same cluster. {IDENTITIES}. With --default-deny they would be \
+             refused, so no policy is written: leave it out, or write the policy by hand",
+            rows.join(" ")
+        )));
+    }
     let of_pods = rules.roles.iter().all(|role| role.key == POD_ROLE);
-    let mut notes = Vec::new();
+    let mut notes = vec![IDENTITIES.to_owned()];
     let mut spec = json!({
         (if of_pods { "endpointSelector" } else { "nodeSelector" }): selector(writing),
         "enableDefaultDeny": {"ingress": writing.default_deny, "egress": writing.default_deny},
@@ -95,7 +114,23 @@ pub(super) fn write_cilium(rules: &Ruleset, writing: &Writing<'_>) -> Written {
         "metadata": metadata(rules, of_pods.then_some(writing.namespace)),
         "spec": spec,
     });
-    Written { text: portico_yaml::write(&policy), notes }
+    Ok(Written { text: format!("# {IDENTITIES}.\n{}", portico_yaml::write(&policy)), notes })
+}
+
+/// The rows whose other end is pods in the cluster of these machines.
+fn rows_with_pods(rules: &Ruleset) -> Vec<&'static str> {
+    let is_in = |cluster: &[&str]| rules.roles.iter().any(|own| cluster.contains(&own.key));
+    let is_own_pods = |role: &str| PODS.iter().any(|&(pods, cluster)| pods == role && is_in(cluster));
+    let mut rows = Vec::new();
+    for rule in &rules.rules {
+        for row in &rule.rows {
+            let other = if rule.direction == Direction::Ingress { row.source } else { row.destination };
+            if is_own_pods(other.role) && !rows.contains(&row.id) {
+                rows.push(row.id);
+            }
+        }
+    }
+    rows
 }
 
 fn metadata(rules: &Ruleset, namespace: Option<&str>) -> Value {

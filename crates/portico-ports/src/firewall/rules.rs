@@ -1,6 +1,6 @@
 //! What a role may do: what may connect to it, and what it connects to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use ipnet::IpNet;
@@ -92,6 +92,26 @@ impl Ruleset {
 
     fn keys(&self) -> Vec<&'static str> {
         self.roles.iter().map(|role| role.key).collect()
+    }
+
+    /// The same, each rule of one network and one range. Rows may overlap, and clouds refuse to have the same
+    /// twice: it becomes one rule.
+    pub(super) fn split(&self) -> Self {
+        let (mut rules, mut places) = (Vec::new(), HashMap::new());
+        for rule in &self.rules {
+            for &peer in &rule.peers {
+                for range in rule.ranges() {
+                    let key = (rule.direction, rule.protocol, peer, range);
+                    let place = *places.entry(key).or_insert(rules.len());
+                    if place == rules.len() {
+                        let ports = range.into_iter().collect();
+                        rules.push(Rule { peers: vec![peer], ports, rows: Vec::new(), ..*rule });
+                    }
+                    rules[place].rows.extend(&rule.rows);
+                }
+            }
+        }
+        Self { product: self.product, roles: self.roles.clone(), own: self.own.clone(), rules }
     }
 
     /// The rules of one direction.

@@ -7,6 +7,7 @@ use super::rules::{Direction, Rule, Ruleset};
 use super::writing::{Writing, Written};
 
 pub(super) fn write(rules: &Ruleset, writing: &Writing<'_>) -> Written {
+    let rules = rules.split();
     let name = rules.name().replace('-', "_");
     let mut out = format!(
         "# {}, role {}: what it needs.\n\nvariable \"vpc_id\" {{\n  type        = string\n  description = \

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::facts::Facts;
 use crate::inventory::Inventory;
@@ -19,7 +21,7 @@ fn ruleset(product: &str, role: &str, facts: &[&str], inventory: &str) -> Result
 fn write(target: Target, role: &str, facts: &[&str], default_deny: bool) -> Written {
     let selector = [("app".to_owned(), "gateway".to_owned())];
     let writing = Writing { default_deny, selector: &selector, namespace: "portico" };
-    target.write(&ruleset("kkp", role, facts, INVENTORY).unwrap(), &writing)
+    target.write(&ruleset("kkp", role, facts, INVENTORY).unwrap(), &writing).unwrap()
 }
 
 const TARGETS: [Target; 10] = [
@@ -80,12 +82,12 @@ fn machines_of_two_roles_get_the_rules_of_both_in_one_table() {
     }
     assert_eq!(both.own.networks.len(), 3);
     let writing = Writing { default_deny: true, selector: &[], namespace: "portico" };
-    let text = Target::Nftables.write(&both, &writing).text;
+    let text = Target::Nftables.write(&both, &writing).unwrap().text;
     assert!(text.contains(&format!("table inet portico_{}", both.name().replace('-', "_"))), "{text}");
     assert_eq!(text.matches("hook input").count(), 1, "a drop in one table is final: {text}");
     let many =
         ruleset("kkp", "master,master-ingress,seed-api,front", &["strategy=Tunneling"], INVENTORY).unwrap();
-    let script = Target::Iptables.write(&many, &writing).text;
+    let script = Target::Iptables.write(&many, &writing).unwrap().text;
     let chains = script.split_whitespace().filter(|word| word.starts_with(":PORTICO-"));
     assert!(chains.clone().count() == 2 && chains.clone().all(|name| name.len() <= 29), "{script}");
 }
@@ -94,6 +96,98 @@ fn machines_of_two_roles_get_the_rules_of_both_in_one_table() {
 fn two_rows_that_allow_the_same_become_one_rule() {
     let rules = ruleset("kkp", "seed-api", &["strategy=Tunneling"], INVENTORY).unwrap();
     assert_eq!(rules.rules.iter().map(Rule::ids).collect::<Vec<_>>(), ["kkp-2 kkp-3"]);
+}
+
+/// The gateway runs on a node of the seed: both may ask the seed's API, and are one machine.
+const SHARED: &str = "front: [10.0.3.1]\nseed: [10.0.3.1, 10.0.3.2]\nseed-api: [10.0.4.1]\n";
+
+#[test]
+fn clouds_get_what_two_rows_need_once_and_with_both_rows() {
+    let rules = ruleset("portico", "seed-api", &["strategy=Tunneling"], SHARED).unwrap();
+    let writing = Writing { default_deny: false, selector: &[], namespace: "portico" };
+    for target in [Target::Aws, Target::Openstack, Target::TerraformAws] {
+        let text = target.write(&rules, &writing).unwrap().text;
+        assert_eq!(text.matches("10.0.3.1/32").count(), 1, "{target:?}: {text}");
+        assert!(text.contains("portico-gateway-seed-api portico-front-seed-api"), "{target:?}: {text}");
+    }
+}
+
+/// The rules of one role and of each pair, of every product, in an inventory that has every address.
+fn of_all_pairs() -> Vec<Ruleset> {
+    let mut facts = Facts::default();
+    ["strategy=Tunneling", "provider=aws"].iter().for_each(|fact| facts.assign(fact).unwrap());
+    let mut all = Vec::new();
+    for product in model::products() {
+        let place = |(number, role): (usize, &model::Role)| format!("{}: [10.9.{number}.0/24]\n", role.key);
+        let inventory: String = product.roles.iter().enumerate().map(place).collect();
+        let inventory = Inventory::read(&inventory, &facts).unwrap();
+        for first in product.roles {
+            for second in product.roles {
+                all.push(rules(product, &[first, second], &facts, &inventory).unwrap());
+            }
+        }
+        let every: Vec<_> = product.roles.iter().collect();
+        all.push(rules(product, &every, &facts, &inventory).unwrap());
+    }
+    all
+}
+
+#[test]
+fn names_of_chains_are_short_enough_for_iptables() {
+    let writing = Writing { default_deny: true, selector: &[], namespace: "portico" };
+    for rules in of_all_pairs() {
+        let script = Target::Iptables.write(&rules, &writing).unwrap().text;
+        let names: Vec<&str> = script.lines().filter_map(|line| line.strip_prefix(':')).collect();
+        let names: Vec<&str> = names.iter().filter_map(|line| line.split(' ').next()).collect();
+        assert!(names.len() == 2 && names.iter().all(|name| name.len() <= 28), "{names:?}");
+    }
+}
+
+#[test]
+fn names_and_tags_are_short_enough_for_google_cloud_and_differ() {
+    let writing = Writing { default_deny: true, selector: &[], namespace: "portico" };
+    for rules in of_all_pairs() {
+        let text = Target::Gcp.write(&rules, &writing).unwrap().text;
+        let resources: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+        let names: BTreeSet<&str> = resources.iter().map(|one| one["name"].as_str().unwrap()).collect();
+        assert_eq!(names.len(), resources.len(), "a name stands twice: {text}");
+        let tags = resources.iter().map(|one| one["targetTags"][0].as_str().unwrap());
+        for name in names.iter().copied().chain(tags) {
+            assert!(name.len() <= 63 && !name.ends_with('-'), "{name}");
+        }
+    }
+}
+
+const PODS: &str = "user: [any]\nworker: [10.0.1.0/24]\nfront: [203.0.113.9]\nseed: [10.0.3.0/24]\n\
+                    seed-api: [10.0.3.7]\ncontrol-plane: [10.244.0.0/16]\nworker-pods: [10.245.0.0/16]\n\
+                    probes: [10.0.5.0/24]\n";
+
+#[test]
+fn cilium_is_not_told_to_refuse_pods_that_no_cidr_rule_of_it_can_allow() {
+    let write = |role, default_deny| {
+        let rules = ruleset("portico", role, &["strategy=Tunneling"], PODS).unwrap();
+        Target::Cilium.write(&rules, &Writing { default_deny, selector: &[], namespace: "portico" })
+    };
+    for (role, row) in [("front", "portico-gateway-api-server"), ("worker", "portico-pods-agent")] {
+        let refused = write(role, true).unwrap_err().to_string();
+        assert!(refused.starts_with(row) && refused.contains("labels"), "{refused}");
+        assert!(write(role, false).unwrap().text.contains("enableDefaultDeny"), "{role}");
+    }
+    assert!(
+        write("seed", true).unwrap().text.contains("enableDefaultDeny"),
+        "it has no pods at the other end"
+    );
+}
+
+#[test]
+fn a_policy_of_cilium_says_what_its_cidr_rules_do_not_match() {
+    for default_deny in [false, true] {
+        let written = write(Target::Cilium, "worker", &["strategy=Tunneling"], default_deny);
+        let header = written.text.lines().next().unwrap();
+        for text in [header, &*written.notes.join("\n")] {
+            assert!(text.contains("policyCIDRMatchMode: nodes") && text.contains("labels"), "{text}");
+        }
+    }
 }
 
 #[test]
@@ -158,7 +252,7 @@ fn ip_in_ip_is_written_where_it_can_be_and_reported_where_it_cannot() {
     let rules = ruleset("kublr", "worker", &["cni=Calico", "strategy=NodePort"], inventory).unwrap();
     for target in TARGETS {
         let writing = Writing { default_deny: true, selector: &[], namespace: "portico" };
-        let written = target.write(&rules, &writing);
+        let written = target.write(&rules, &writing).unwrap();
         let noted = written.notes.iter().any(|note| note.contains("IP-in-IP"));
         let cannot = [Target::Azure, Target::NetworkPolicy, Target::Cilium].contains(&target);
         assert_eq!(noted, cannot, "{target:?}: {:?}", written.notes);
@@ -188,7 +282,7 @@ fn a_list_of_many_ports_is_cut_for_multiport() {
     let mut rules = ruleset("kkp", "seed-api", &["strategy=Tunneling"], INVENTORY).unwrap();
     rules.rules[0].ports = (0..20).filter_map(|port| (1_000 + 2 * port).to_string().parse().ok()).collect();
     let writing = Writing { default_deny: false, selector: &[], namespace: "portico" };
-    let text = Target::Iptables.write(&rules, &writing).text;
+    let text = Target::Iptables.write(&rules, &writing).unwrap().text;
     let lists: Vec<usize> = text
         .lines()
         .filter_map(|line| line.split("--dports ").nth(1))

@@ -1,5 +1,7 @@
 //! What all writers take besides the rules, and what they give.
 
+use thiserror::Error;
+
 /// What a writer must know besides the rules.
 #[derive(Debug, Clone)]
 pub struct Writing<'a> {
@@ -19,6 +21,11 @@ pub struct Written {
     /// What they cannot say, or say by nature although nobody asked.
     pub notes: Vec<String>,
 }
+
+/// Why rules are not written.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct CannotWrite(pub(super) String);
 
 /// Rules of a host do not see what it forwards.
 pub(super) fn forwarded(writing: &Writing<'_>) -> Vec<String> {

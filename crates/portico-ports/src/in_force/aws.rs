@@ -19,10 +19,11 @@ pub(super) fn read(groups: &[Value]) -> InForce {
         for group in groups {
             for permission in group[key].as_array().into_iter().flatten() {
                 let group = group["GroupId"].as_str().unwrap_or_default();
-                match step(permission, group) {
-                    Some(step) => steps.push(step),
-                    None => read.not_judged.push(format!("{group}: {permission}")),
+                let step = step(permission, group);
+                if step.is_none() || names_others(permission) {
+                    read.not_judged.push(format!("{group}: {permission}"));
                 }
+                steps.extend(step);
             }
         }
         read.chains.insert(chain.to_owned(), steps);
@@ -30,12 +31,15 @@ pub(super) fn read(groups: &[Value]) -> InForce {
     read
 }
 
-/// `None` if it allows other groups or prefix lists, whose addresses are not known.
+/// Whether it allows other groups or prefix lists, whose addresses are not known.
+fn names_others(permission: &Value) -> bool {
+    let names = |key: &str| permission[key].as_array().is_some_and(|others| !others.is_empty());
+    names("UserIdGroupPairs") || names("PrefixListIds")
+}
+
+/// What its ranges allow. AWS puts them into one permission with the groups of the same ports.
 fn step(permission: &Value, group: &str) -> Option<Step> {
     let list = |key: &str| permission[key].as_array().cloned().unwrap_or_default();
-    if !list("UserIdGroupPairs").is_empty() || !list("PrefixListIds").is_empty() {
-        return None;
-    }
     let addresses = |key: &str, field: &str| -> Option<Vec<IpNet>> {
         list(key).iter().map(|range| range[field].as_str()?.parse().ok()).collect()
     };

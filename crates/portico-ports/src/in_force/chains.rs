@@ -38,6 +38,8 @@ pub(super) struct Hook {
 pub(super) struct Step {
     /// Networks at the other end; `None` for any.
     pub(super) peers: Option<Vec<IpNet>>,
+    /// The direction in which they are at the other end; `None` for each.
+    pub(super) side: Option<Direction>,
     pub(super) ipv6: Option<bool>,
     /// The number of the protocol; `None` for any.
     pub(super) protocol: Option<u8>,
@@ -107,27 +109,58 @@ impl InForce {
     pub(super) fn accepting(&self, direction: Direction) -> Vec<(Option<bool>, &Step)> {
         let mut found = Vec::new();
         for hook in self.hooks.iter().filter(|hook| hook.direction == direction) {
-            let mut chains = vec![hook.chain.as_str()];
-            let mut next = 0;
-            while let Some(&chain) = chains.get(next) {
-                next += 1;
-                for step in self.chains.get(chain).into_iter().flatten() {
-                    match &step.action {
-                        Action::Accept => found.push((hook.ipv6.or(step.ipv6), step)),
-                        Action::Jump(target) if !chains.contains(&target.as_str()) => chains.push(target),
-                        _ => {}
-                    }
+            let steps = self.steps(hook);
+            let accepting = steps.filter(|step| step.action == Action::Accept && step.is_of(direction));
+            found.extend(accepting.map(|step| (hook.ipv6.or(step.ipv6), step)));
+        }
+        found
+    }
+
+    /// Reports the steps that name the machine's own side: whose packets they match is not known.
+    pub(super) fn report_own_side(&mut self) {
+        let mut found = Vec::new();
+        for hook in &self.hooks {
+            let own = self.steps(hook).filter(|step| !step.is_of(hook.direction));
+            found.extend(own.map(|step| step.text.clone()));
+        }
+        self.not_judged.extend(found);
+    }
+
+    /// The steps of all chains that a hook can lead to.
+    fn steps<'a>(&'a self, hook: &'a Hook) -> impl Iterator<Item = &'a Step> {
+        let mut chains = vec![hook.chain.as_str()];
+        let mut next = 0;
+        while let Some(&chain) = chains.get(next) {
+            next += 1;
+            for step in self.chains.get(chain).into_iter().flatten() {
+                if let Action::Jump(target) = &step.action
+                    && !chains.contains(&target.as_str())
+                {
+                    chains.push(target);
                 }
             }
         }
-        found
+        chains.into_iter().filter_map(|chain| self.chains.get(chain)).flatten()
     }
 }
 
 impl Step {
     /// Matches everything and does nothing.
     pub(super) fn new(text: String) -> Self {
-        Self { peers: None, ipv6: None, protocol: None, ports: None, action: Action::Nothing, text }
+        Self {
+            peers: None,
+            side: None,
+            ipv6: None,
+            protocol: None,
+            ports: None,
+            action: Action::Nothing,
+            text,
+        }
+    }
+
+    /// Whether it names the other end, if it names one.
+    fn is_of(&self, direction: Direction) -> bool {
+        self.side.is_none_or(|side| side == direction)
     }
 
     fn matches(&self, packet: Packet) -> bool {
@@ -137,6 +170,7 @@ impl Step {
             (Some(ports), Some(port)) => ports.ranges().iter().any(|range| range.contains(port)),
         };
         self.peers.as_ref().is_none_or(|peers| peers.iter().any(|peer| peer.contains(&packet.peer)))
+            && self.is_of(packet.direction)
             && self.ipv6.is_none_or(|ipv6| ipv6 == packet.peer.is_ipv6())
             && self.protocol.is_none_or(|protocol| protocol == number(packet.protocol))
             && by_port

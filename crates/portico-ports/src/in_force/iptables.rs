@@ -28,13 +28,14 @@ pub(super) fn read(text: &str) -> InForce {
             read.hooks.push(Hook { direction, ipv6: Some(ipv6), chain: unique(ipv6, name), accepts });
         } else if in_filter && let Some(rule) = line.strip_prefix("-A ") {
             let (chain, rest) = rule.split_once(' ').unwrap_or((rule, ""));
-            match step(rest, line, ipv6, chain) {
+            match step(rest, line, ipv6) {
                 Reading::Step(step) => read.chains.entry(unique(ipv6, chain)).or_default().push(step),
                 Reading::OldConnections => {}
                 Reading::NotUnderstood => read.not_judged.push(line.to_owned()),
             }
         }
     }
+    read.report_own_side();
     read
 }
 
@@ -50,7 +51,7 @@ enum Reading {
     NotUnderstood,
 }
 
-fn step(rest: &str, line: &str, ipv6: bool, chain: &str) -> Reading {
+fn step(rest: &str, line: &str, ipv6: bool) -> Reading {
     let mut step = Step::new(line.to_owned());
     let words = split(rest);
     let mut words = words.iter().map(String::as_str);
@@ -62,9 +63,8 @@ fn step(rest: &str, line: &str, ipv6: bool, chain: &str) -> Reading {
             return Reading::NotUnderstood;
         }
         match word {
-            // In a user-defined chain it is not known which side is the peer's: take the side that is named.
-            "-s" | "--source" if chain != "OUTPUT" => step.peers = network(value),
-            "-d" | "--destination" if chain != "INPUT" => step.peers = network(value),
+            "-s" | "--source" => (step.peers, step.side) = (network(value), Some(Direction::Ingress)),
+            "-d" | "--destination" => (step.peers, step.side) = (network(value), Some(Direction::Egress)),
             "-p" | "--protocol" => match protocol_number(value) {
                 Some(protocol) => step.protocol = Some(protocol),
                 None if value == "all" => {}

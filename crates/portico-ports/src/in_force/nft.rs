@@ -53,6 +53,7 @@ pub(super) fn read(entries: &[Value]) -> InForce {
             None => read.not_judged.push(text(rule)),
         }
     }
+    read.report_own_side();
     read
 }
 
@@ -107,21 +108,18 @@ fn narrow(step: &mut Step, left: &Value, right: &Value, rule: &Value, sets: &Set
                 (values.len() == 1 && values[0].as_str() == Some("lo")).then_some(Narrowed::OldConnections)
             }
             "l4proto" => match values[..] {
-                [value] => {
-                    step.protocol = Some(protocol(value)?);
-                    Some(Narrowed::New)
-                }
+                [value] => keep(&mut step.protocol, protocol(value)?),
                 // Several at once are those of ICMP, which need no row.
                 _ => {
-                    let numbers: Vec<u8> = values.iter().filter_map(|value| protocol(value)).collect();
-                    step.protocol = Some(*numbers.first()?);
-                    numbers.iter().all(|number| matches!(number, 1 | 58)).then_some(Narrowed::New)
+                    let numbers: Vec<u8> =
+                        values.iter().map(|value| protocol(value)).collect::<Option<_>>()?;
+                    if !numbers.iter().all(|number| matches!(number, 1 | 58)) {
+                        return None;
+                    }
+                    keep(&mut step.protocol, *numbers.first()?)
                 }
             },
-            "nfproto" => {
-                step.ipv6 = Some(values.first()?.as_str()? == "ipv6");
-                Some(Narrowed::New)
-            }
+            "nfproto" => keep(&mut step.ipv6, only(&values)?.as_str()? == "ipv6"),
             _ => None,
         };
     }
@@ -131,18 +129,36 @@ fn narrow(step: &mut Step, left: &Value, right: &Value, rule: &Value, sets: &Set
     }
     let payload = &left["payload"];
     match (payload["protocol"].as_str()?, payload["field"].as_str()?) {
-        ("ip" | "ip6", "saddr" | "daddr") => {
+        ("ip" | "ip6", side @ ("saddr" | "daddr")) => {
             let networks: Option<Vec<Vec<IpNet>>> = values.iter().map(|value| networks(value)).collect();
-            step.peers = Some(networks?.concat());
+            keep(&mut step.side, if side == "saddr" { Direction::Ingress } else { Direction::Egress })?;
+            keep(&mut step.peers, networks?.concat())
         }
-        ("ip", "protocol") | ("ip6", "nexthdr") => step.protocol = Some(protocol(values.first()?)?),
+        (family @ "ip", "protocol") | (family @ "ip6", "nexthdr") => {
+            keep(&mut step.ipv6, family == "ip6")?;
+            keep(&mut step.protocol, protocol(only(&values)?)?)
+        }
         (transport @ ("tcp" | "udp"), "dport") => {
-            step.protocol = protocol_number(transport);
-            step.ports = Some(values.iter().map(|value| ports(value)).collect::<Option<PortSet>>()?);
+            keep(&mut step.protocol, protocol_number(transport)?)?;
+            keep(&mut step.ports, values.iter().map(|value| ports(value)).collect::<Option<PortSet>>()?)
         }
-        _ => return None,
+        _ => None,
     }
-    Some(Narrowed::New)
+}
+
+/// Keeps what a match says. `None` if an earlier one says otherwise: a step cannot hold both.
+fn keep<T: PartialEq>(known: &mut Option<T>, value: T) -> Option<Narrowed> {
+    let fits = known.as_ref().is_none_or(|known| *known == value);
+    *known = Some(value);
+    fits.then_some(Narrowed::New)
+}
+
+/// The value, if there is one alone.
+fn only<'a>(values: &[&'a Value]) -> Option<&'a Value> {
+    match values {
+        [value] => Some(value),
+        _ => None,
+    }
 }
 
 /// The values of the right side: of a set, of a named set, or one.

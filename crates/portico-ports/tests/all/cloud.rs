@@ -7,10 +7,12 @@ use std::{env, fs};
 
 use portico_ports::firewall::{Ruleset, Target, Writing, rules};
 use portico_ports::{Facts, Inventory, model};
+use serde_json::Value;
 
 const INVENTORY: &str = "worker: [10.0.1.0/24, 10.0.9.7, '2001:db8:1::/64']\nfront: [203.0.113.9, \
-                         '2001:db8:9::9']\nuser: [any]\nmaster: [10.0.2.0/24]\nseed: [10.0.3.0/24]\n\
-                         seed-api: [10.0.3.7]\ndns: [10.0.0.53, '2001:db8::53']\n\
+                         '2001:db8:9::9']\nuser: [any]\nmaster: [10.0.2.0/24]\n\
+                         seed: [10.0.3.0/24, 203.0.113.9]\nseed-api: [10.0.3.7]\n\
+                         dns: [10.0.0.53, '2001:db8::53']\n\
                          master-ingress: [203.0.113.10]\n\
                          provider-api: [198.51.100.0/24]\ninternet: [any]\n";
 
@@ -51,53 +53,84 @@ fn ruleset(product: &str, role: &str, facts: &[&str]) -> Ruleset {
     rules(product, &[product.role(role).expect("a role")], &known, &inventory).expect("all is known")
 }
 
-/// Every kind of rule that there is, with and without default deny, is right; and `bad` is wrong, so that the
-/// check is one.
-fn every_rule_is_accepted(target: Target, name: &str, bad: impl Fn(&str) -> String) {
+/// Every kind of rule that there is, with and without default deny, is right; and all of `bad` is wrong, so
+/// that the check is one.
+fn every_rule_is_accepted(target: Target, name: &str, bad: &[&dyn Fn(&str) -> String]) {
     let mut texts = Vec::new();
     for (product, role, facts) in [
         ("kkp", "worker", ["strategy=Tunneling", "cni=Cilium"].as_slice()),
         ("kkp", "front", &["strategy=NodePort"]),
         ("kkp", "seed", &["strategy=Tunneling", "provider=aws"]),
         ("kublr", "worker", &["cni=Calico"]),
+        // The front and the seed share a machine, and both ask the seed's API.
+        ("portico", "seed-api", &[]),
     ] {
         let ruleset = ruleset(product, role, facts);
         for default_deny in [false, true] {
             let writing = Writing { default_deny, selector: &[], namespace: "portico" };
-            texts.push(target.write(&ruleset, &writing).text);
+            texts.push(target.write(&ruleset, &writing).unwrap().text);
         }
     }
-    texts.push(bad(&texts[0]));
-    assert_ne!(texts[0], texts[texts.len() - 1]);
+    let good = texts.len();
+    texts.extend(bad.iter().map(|spoil| spoil(&texts[0])).collect::<Vec<_>>());
+    assert!(!texts[good..].contains(&texts[0]));
     let (wrong, said) = wrong(name, &texts);
-    assert_eq!(wrong, [texts.len() - 1], "{said}");
+    assert_eq!(wrong, (good..texts.len()).collect::<Vec<_>>(), "{said}");
+}
+
+/// The rule that `begin` stands before, up to and with `end`, stands once more.
+fn doubled(text: &str, begin: &str, end: &str) -> String {
+    let begin = text.find(begin).expect("there is a rule");
+    let end = begin + text[begin..].find(end).expect("the rule ends") + end.len();
+    format!("{}{}{}", &text[..end], &text[begin..end], &text[end..])
 }
 
 #[test]
 fn aws_templates_fit_the_schemas_of_cloudformation() {
-    every_rule_is_accepted(Target::Aws, "aws", |text| text.replacen("\"CidrIp\"", "\"Cidr\"", 1));
+    every_rule_is_accepted(
+        Target::Aws,
+        "aws",
+        &[&|text| text.replacen("\"CidrIp\"", "\"Cidr\"", 1), &|text| {
+            let mut template: Value = serde_json::from_str(text).expect("it is JSON");
+            let rules = &mut template["Resources"]["SecurityGroup"]["Properties"]["SecurityGroupIngress"];
+            let rules = rules.as_array_mut().expect("a list");
+            rules.push(rules[0].clone());
+            template.to_string()
+        }],
+    );
 }
 
 #[test]
 fn azure_templates_fit_microsofts_model_of_a_security_group() {
-    every_rule_is_accepted(Target::Azure, "azure", |text| text.replacen("\"Inbound\"", "\"In\"", 1));
+    every_rule_is_accepted(Target::Azure, "azure", &[&|text| text.replacen("\"Inbound\"", "\"In\"", 1)]);
 }
 
 #[test]
 fn gcp_rules_are_messages_of_the_compute_api() {
-    every_rule_is_accepted(Target::Gcp, "gcp", |text| text.replacen("\"direction\"", "\"direktion\"", 1));
+    every_rule_is_accepted(Target::Gcp, "gcp", &[&|text| text.replacen("\"direction\"", "\"direktion\"", 1)]);
 }
 
 #[test]
 fn openstack_commands_are_understood_by_the_openstack_client() {
-    every_rule_is_accepted(Target::Openstack, "openstack", |text| text.replacen("--dst-port", "--portal", 1));
+    every_rule_is_accepted(
+        Target::Openstack,
+        "openstack",
+        &[&|text| text.replacen("--dst-port", "--portal", 1), &|text| {
+            doubled(text, "openstack security group rule create", "\n")
+        }],
+    );
 }
 
 #[test]
 fn terraform_is_hcl_with_arguments_that_the_provider_has() {
-    every_rule_is_accepted(Target::TerraformAws, "terraform-aws", |text| {
-        text.replacen("vpc_id      =", "vpc =", 1)
-    });
+    every_rule_is_accepted(
+        Target::TerraformAws,
+        "terraform-aws",
+        &[&|text| text.replacen("vpc_id      =", "vpc =", 1), &|text| {
+            let rule = "resource \"aws_vpc_security_group_ingress_rule\" \"";
+            doubled(text, rule, "}\n").replacen(rule, &format!("{rule}other_"), 1)
+        }],
+    );
 }
 
 #[test]

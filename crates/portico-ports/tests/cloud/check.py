@@ -17,7 +17,17 @@ def aws(text):
     from cfnlint.api import lint_all
 
     # Errors and warnings; the rest is advice.
-    return [str(match) for match in lint_all(text) if match.rule.id[0] in "EW"]
+    mistakes = [str(match) for match in lint_all(text) if match.rule.id[0] in "EW"]
+    for resource in json.loads(text)["Resources"].values():
+        for direction in ("SecurityGroupIngress", "SecurityGroupEgress"):
+            mistakes += twice(resource["Properties"].get(direction, []), "Description")
+    return mistakes
+
+
+def twice(rules, description):
+    """The rules that stand twice, whatever describes them: clouds refuse the second."""
+    bare = [{key: value for key, value in rule.items() if key != description} for rule in rules]
+    return [f"it stands twice: {rule}" for number, rule in enumerate(bare) if rule in bare[:number]]
 
 
 def azure(text):
@@ -86,7 +96,7 @@ def openstack(text):
         for point in entry_points(group="openstack.network.v2")
         if point.name.startswith("security_group")
     }
-    mistakes, count = [], 0
+    mistakes, created = [], []
     for line in text.replace("\\\n", " ").splitlines():
         for part in line.split("|"):
             part = part.strip().removeprefix("xargs -r ")
@@ -103,11 +113,12 @@ def openstack(text):
             # The ids to delete come from the pipe.
             rest = rest or ["an-id"]
             try:
-                command.get_parser(name).parse_args(rest)
-                count += 1
+                parsed = command.get_parser(name).parse_args(rest)
+                created.append({"command": name, **vars(parsed)})
             except SystemExit:
                 mistakes.append(f"not understood: {part}")
-    return mistakes or ([] if count else ["no command"])
+    mistakes += twice(created, "description")
+    return mistakes or ([] if created else ["no command"])
 
 
 class _Application:
@@ -138,17 +149,20 @@ def terraform_aws(text):
         "aws_vpc_security_group_ingress_rule": rule,
         "aws_vpc_security_group_egress_rule": rule,
     }
-    mistakes, seen = [], set()
+    mistakes, seen, rules = [], set(), []
     for block in hcl2.load(io.StringIO(text))["resource"]:
         for kind, named in block.items():
             kind = kind.strip('"')
             for name, body in named.items():
+                arguments = {key: value for key, value in body.items() if not key.startswith("__")}
                 if (kind, name) in seen:
                     mistakes.append(f"{kind} {name} stands twice")
                 seen.add((kind, name))
-                unknown = {key for key in body if not key.startswith("__")} - known.get(kind, set())
+                rules.append({"kind": kind, **arguments})
+                unknown = arguments.keys() - known.get(kind, set())
                 if unknown:
                     mistakes.append(f"{kind} {name}: {unknown}")
+    mistakes += twice(rules, "description")
     return mistakes or ([] if seen else ["no resource"])
 
 

@@ -136,7 +136,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<Outcome> {
         selector: &command.selector,
         namespace: &command.namespace,
     };
-    let written = Target::from(target).write(&rules, &writing);
+    let written = Target::from(target).write(&rules, &writing)?;
     for note in written.notes {
         tracing::warn!("{note}");
     }
@@ -243,10 +243,12 @@ fn comparison_table(comparison: &Comparison) -> String {
             rule,
         ]);
     }
-    let mut text = if rows.is_empty() {
-        "Everything needed is open, and nothing else.\n".to_owned()
-    } else {
-        table::render(["WHAT", "DIRECTION", "PEER", "PROTOCOL", "PORTS", "ROWS OR RULE"], &rows)
+    let mut text = match (rows.is_empty(), comparison.not_judged.is_empty()) {
+        (true, true) => "Everything needed is open, and nothing else.\n".to_owned(),
+        (true, false) => "Everything needed is open. Whether anything else is depends on these:\n".to_owned(),
+        (false, _) => {
+            table::render(["WHAT", "DIRECTION", "PEER", "PROTOCOL", "PORTS", "ROWS OR RULE"], &rows)
+        }
     };
     if !comparison.not_judged.is_empty() {
         text.push_str("\nNOT JUDGED\n");
