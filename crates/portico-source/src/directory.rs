@@ -338,23 +338,32 @@ impl Worker {
 
     /// Resolves what was released, and sends a complete step if the burst changed anything.
     fn finish_step(&mut self) {
-        let outbox = &mut self.outbox;
-        let new_owners = self.index.resolve(&mut |change| outbox.push(change));
-        for owner in &new_owners {
-            self.read_path(owner, false);
-        }
-        if !new_owners.is_empty() {
-            // Reading a new owner may show that it has changed as well; the rest follows with its own inotify
-            // event.
-            let outbox = &mut self.outbox;
-            self.index.resolve(&mut |change| outbox.push(change));
-        }
+        self.resolve();
         let changed = self.index.problems_changed() | std::mem::take(&mut self.trouble_changed);
         if changed {
             self.publish_problems();
         }
         if changed || !self.outbox.changes.is_empty() || !self.outbox.sent {
             self.outbox.send(true);
+        }
+    }
+
+    /// Deletes what was released, or hands it on from the files that own it now.
+    fn resolve(&mut self) {
+        // Reading a new owner may show that it has changed as well, and so release more. Every round uses up
+        // what was released before.
+        loop {
+            let outbox = &mut self.outbox;
+            let new_owners = self.index.resolve(&mut |change| outbox.push(change));
+            if new_owners.is_empty() {
+                return;
+            }
+            for owner in &new_owners {
+                // What is being written, or has just vanished, is read when it is due.
+                if !self.debounce.contains(owner) {
+                    self.read_path(owner, self.index.is_unfinished(owner));
+                }
+            }
         }
     }
 

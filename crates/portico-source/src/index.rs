@@ -121,6 +121,11 @@ impl ManifestIndex {
         self.files.get(path).is_some_and(|file| file.signature == signature && file.text.is_some())
     }
 
+    /// Whether the file could not be read, or was being written, the last time: what it lacks may still come.
+    pub(crate) fn is_unfinished(&self, path: &Path) -> bool {
+        self.files.get(path).is_some_and(|file| file.text.is_none())
+    }
+
     /// The known files in or below `folder`.
     pub(crate) fn files_below(&self, folder: &Path) -> impl Iterator<Item = &Arc<Path>> {
         self.files
@@ -228,7 +233,8 @@ impl ManifestIndex {
     }
 
     /// Resolves everything released since the last call: the object is deleted, or another file holds it.
-    /// Returns the files that own an object now and must be [read again](Self::update) to emit it.
+    /// Returns the files that own an object now and must be [read again](Self::update) to emit it, which may
+    /// release more.
     pub(crate) fn resolve(&mut self, emit: &mut dyn FnMut(Change<Object>)) -> BTreeSet<Arc<Path>> {
         let mut new_owners = BTreeSet::new();
         for id in std::mem::take(&mut self.released) {

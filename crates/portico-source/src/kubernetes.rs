@@ -53,9 +53,9 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(2);
 /// Time limit of a discovery.
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Discoveries in a row that must say that no kind tells of clusters before a seed without Services of
-/// clusters is served: for a moment after its start, an API server does not know the kinds that others
-/// define.
+/// Discoveries in a row that must find no ExposedClusters, and agree on whether there are Clusters, before
+/// that is believed: for a moment after its start, an API server does not know the kinds that others define,
+/// or some of them.
 const ABSENCES: u32 = 3;
 
 /// HTTP status of a path that is not served.
@@ -68,8 +68,9 @@ const STEPS_AHEAD: usize = 2;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClustersFrom {
-    /// From the first of the next two that the API server serves, as soon as it does. Until then only
-    /// Services outside the namespaces of clusters are served, and only where there are no others.
+    /// From ExposedClusters as soon as the API server serves them; from Clusters where it goes on serving
+    /// these and not those. Until then only Services outside the namespaces of clusters are served, and only
+    /// where there are no others.
     #[default]
     Auto,
     /// From ExposedClusters, which hold no secrets.
@@ -144,25 +145,8 @@ impl KubernetesSource {
     /// Starts to list and watch. Must be called in a tokio runtime.
     pub fn start(client: Client, settings: KubernetesSettings) -> Self {
         let (sender, steps) = mpsc::channel(STEPS_AHEAD);
-        let status = Arc::new(Mutex::new(KubernetesStatus {
-            complete: false,
-            clusters_from: ClustersFrom::Auto,
-            watches: BTreeMap::new(),
-            discovery_error: None,
-            lacks: None,
-        }));
-        let worker = Worker {
-            client,
-            reflector: Reflector::new(settings.annotations.clone()),
-            clusters: ClustersFrom::Auto,
-            absences: 0,
-            settings,
-            messages: SelectAll::new(),
-            status: status.clone(),
-            problems: Arc::default(),
-            unfinished: true,
-            complete: false,
-        };
+        let worker = Worker::new(client, settings);
+        let status = worker.status.clone();
         Self { steps, status, task: tokio::spawn(worker.run(sender)) }
     }
 
@@ -205,8 +189,10 @@ struct Worker {
     /// Where it comes from what a cluster allows; `Auto` until that is known. Never changes back: what was
     /// once restricted is not opened because a kind seems to be gone.
     clusters: ClustersFrom,
-    /// Discoveries in a row that found no kind that tells of clusters.
+    /// Discoveries in a row that found no ExposedClusters, and agree on whether there are Clusters.
     absences: u32,
+    /// Whether these found Clusters.
+    has_clusters: bool,
     messages: SelectAll<BoxStream<'static, Message>>,
     status: Arc<Mutex<KubernetesStatus>>,
     problems: Arc<[ManifestProblem]>,
@@ -217,6 +203,28 @@ struct Worker {
 }
 
 impl Worker {
+    fn new(client: Client, settings: KubernetesSettings) -> Self {
+        Self {
+            client,
+            reflector: Reflector::new(settings.annotations.clone()),
+            clusters: ClustersFrom::Auto,
+            absences: 0,
+            has_clusters: false,
+            settings,
+            messages: SelectAll::new(),
+            status: Arc::new(Mutex::new(KubernetesStatus {
+                complete: false,
+                clusters_from: ClustersFrom::Auto,
+                watches: BTreeMap::new(),
+                discovery_error: None,
+                lacks: None,
+            })),
+            problems: Arc::default(),
+            unfinished: true,
+            complete: false,
+        }
+    }
+
     async fn run(mut self, sender: mpsc::Sender<Step>) {
         let namespace = self.settings.namespace.clone();
         self.watch::<Service>(namespace.as_deref(), None);
@@ -224,10 +232,7 @@ impl Worker {
         let of_no_cluster = |namespace: &String| ClusterName::of_namespace(namespace).is_none();
         match self.settings.clusters {
             _ if namespace.as_ref().is_some_and(of_no_cluster) => self.take_from(ClustersFrom::Services),
-            ClustersFrom::Auto => {
-                let period = self.settings.discovery_period;
-                self.messages.push(discover(self.client.clone(), period).boxed());
-            }
+            ClustersFrom::Auto => self.discover(Duration::ZERO),
             ClustersFrom::Clusters => {
                 self.take_from(ClustersFrom::Clusters);
                 KKP_KINDS.into_iter().for_each(|kind| self.watch_kkp(kind));
@@ -269,6 +274,11 @@ impl Worker {
         self.reflector.watch(K::KIND);
         self.messages.push(watch_kind::<K>(self.client.clone(), namespace, only).boxed());
         self.with_status(|status| status.watches.insert(K::KIND, WatchStatus::new()));
+    }
+
+    /// Asks after a pause which of the kinds that tell of clusters are served.
+    fn discover(&mut self, pause: Duration) {
+        self.messages.push(stream::once(discovery(self.client.clone(), pause)).boxed());
     }
 
     /// From now on clusters are known by `source`.
@@ -331,36 +341,56 @@ impl Worker {
                     debug!(%kind, error, "watch failed again");
                 }
             }
-            Message::Discovered(Err(error)) => {
-                self.absences = 0;
-                warn!(error, "cannot ask which kinds are served; asking again");
-                self.with_status(|status| status.discovery_error = Some(error));
-            }
-            Message::Discovered(Ok(kinds)) => {
-                self.with_status(|status| status.discovery_error = None);
-                self.discovered(&kinds);
+            Message::Discovered(found) => {
+                self.discovered(found);
+                let period = self.settings.discovery_period;
+                self.discover(if self.is_decided() { period } else { period.min(DISCOVERY_RETRY) });
             }
         }
     }
 
-    /// Decides by which kinds clusters are known, and watches those that came since.
-    fn discovered(&mut self, kinds: &[Kind]) {
-        let undecided = matches!(self.clusters, ClustersFrom::Auto | ClustersFrom::Services);
-        if undecided && kinds.contains(&Kind::ExposedCluster) {
-            self.take_from(ClustersFrom::ExposedClusters);
-        } else if undecided && !kinds.is_empty() {
-            self.take_from(ClustersFrom::Clusters);
-        } else if self.clusters == ClustersFrom::Auto {
-            self.absences += 1;
-            // What is not there cannot be served as if it were: Services of clusters wait for their kind.
-            let may_serve =
-                self.reflector.has_listed(Kind::Service) && !self.reflector.has_services_of_clusters();
-            if self.absences >= ABSENCES && may_serve {
-                self.take_from(ClustersFrom::Services);
+    /// Whether it is known for good where it comes from what a cluster allows.
+    fn is_decided(&self) -> bool {
+        matches!(self.clusters, ClustersFrom::ExposedClusters | ClustersFrom::Clusters)
+    }
+
+    /// Decides, if that is still to be done, and watches those kinds of KKP that came since.
+    fn discovered(&mut self, found: Result<Vec<Kind>, String>) {
+        let kinds = match found {
+            Ok(kinds) => kinds,
+            Err(error) => {
+                self.absences = 0;
+                warn!(error, "cannot ask which kinds are served; asking again");
+                return self.with_status(|status| status.discovery_error = Some(error));
             }
+        };
+        self.with_status(|status| status.discovery_error = None);
+        if !self.is_decided() {
+            self.decide(&kinds);
         }
         if self.clusters == ClustersFrom::Clusters {
-            kinds.iter().for_each(|&kind| self.watch_kkp(kind));
+            kinds.into_iter().for_each(|kind| self.watch_kkp(kind));
+        }
+    }
+
+    /// Decides by which kinds clusters are known, if that is certain.
+    fn decide(&mut self, kinds: &[Kind]) {
+        if kinds.contains(&Kind::ExposedCluster) {
+            return self.take_from(ClustersFrom::ExposedClusters);
+        }
+        let has_clusters = kinds.contains(&Kind::Cluster);
+        self.absences = if has_clusters == self.has_clusters { self.absences + 1 } else { 1 };
+        self.has_clusters = has_clusters;
+        if self.absences < ABSENCES {
+            return;
+        }
+        // What is not there cannot be served as if it were: Services of clusters wait for their kind.
+        let may_serve =
+            self.reflector.has_listed(Kind::Service) && !self.reflector.has_services_of_clusters();
+        if has_clusters {
+            self.take_from(ClustersFrom::Clusters);
+        } else if self.clusters == ClustersFrom::Auto && may_serve {
+            self.take_from(ClustersFrom::Services);
         }
     }
 
@@ -402,13 +432,8 @@ impl Worker {
             info!("everything is listed");
             self.with_status(|status| status.complete = true);
         }
-        let policies_required = match self.clusters {
-            ClustersFrom::ExposedClusters => self.reflector.has_listed(Kind::ExposedCluster),
-            ClustersFrom::Clusters => self.reflector.has_listed(Kind::Cluster),
-            // What the operator says is believed, what an API server says of a missing kind is not.
-            ClustersFrom::Services => self.settings.clusters != ClustersFrom::Services,
-            ClustersFrom::Auto => false,
-        };
+        // What the operator says is believed, what an API server says of a missing kind is not.
+        let policies_required = self.settings.clusters != ClustersFrom::Services;
         Some(Step { changes, complete, policies_required, problems: self.problems.clone(), cluster_ips })
     }
 
@@ -467,21 +492,13 @@ fn watch_kind<K: ServedKind>(
     })
 }
 
-/// Asks again and again which of the kinds that tell of clusters are served. Every authenticated user may ask
+/// Asks after a pause which of the kinds that tell of clusters are served. Every authenticated user may ask
 /// that.
-fn discover(client: Client, period: Duration) -> impl Stream<Item = Message> + Send + 'static {
-    stream::unfold(Duration::ZERO, move |pause| {
-        let client = client.clone();
-        async move {
-            tokio::time::sleep(pause).await;
-            let served = match timeout(DISCOVERY_DEADLINE, served_kinds(&client)).await {
-                Ok(served) => served.map_err(|error| describe(&error)),
-                Err(_) => Err(format!("no answer within {DISCOVERY_DEADLINE:?}")),
-            };
-            let settled = matches!(&served, Ok(kinds) if !kinds.is_empty());
-            let next = if settled { period } else { period.min(DISCOVERY_RETRY) };
-            Some((Message::Discovered(served), next))
-        }
+async fn discovery(client: Client, pause: Duration) -> Message {
+    tokio::time::sleep(pause).await;
+    Message::Discovered(match timeout(DISCOVERY_DEADLINE, served_kinds(&client)).await {
+        Ok(served) => served.map_err(|error| describe(&error)),
+        Err(_) => Err(format!("no answer within {DISCOVERY_DEADLINE:?}")),
     })
 }
 
@@ -517,3 +534,7 @@ fn of_clusters(plural: &str) -> Option<Kind> {
     .into_iter()
     .find_map(|(name, kind)| (name == plural).then_some(kind))
 }
+
+#[cfg(test)]
+#[path = "kubernetes/tests.rs"]
+mod tests;

@@ -29,11 +29,17 @@ pub(crate) struct Received {
     pub(crate) reference: ObjectRef,
     /// The object, or why it cannot be read.
     pub(crate) object: Result<Object, InvalidObject>,
+    /// Of a Service, readable or not.
+    pub(crate) cluster_ips: Vec<IpAddr>,
 }
 
 impl<K> From<Served<K>> for Received {
     fn from(served: Served<K>) -> Self {
-        Self { reference: served.reference, object: served.object }
+        let cluster_ips = match &served.object {
+            Ok(Object::Service(service)) => service.cluster_ips().collect(),
+            _ => served.unread.map(|unread| unread.cluster_ips).unwrap_or_default(),
+        };
+        Self { reference: served.reference, object: served.object, cluster_ips }
     }
 }
 
@@ -47,7 +53,8 @@ pub(crate) struct Reflector {
     cluster_ips: HashMap<IpAddr, u32>,
     /// Changes of ClusterIPs that were not taken yet.
     cluster_ip_changes: Vec<Change<IpAddr>>,
-    problems: BTreeMap<ObjectRef, ManifestProblem>,
+    /// With the number of the last listing of its kind that had each.
+    problems: BTreeMap<ObjectRef, (u32, ManifestProblem)>,
     /// Whether every kind watched from the start has been listed.
     synced: bool,
     changes: Vec<Change<Object>>,
@@ -117,10 +124,9 @@ impl Reflector {
                 self.present(kind, received);
             }
             watcher::Event::Delete(received) => {
-                if let Ok(Object::Service(service)) = &received.object {
-                    let gone = service.cluster_ips().filter(|ip| self.cluster_ips.remove(ip).is_some());
-                    self.cluster_ip_changes.extend(gone.map(Change::Delete));
-                }
+                let ips = received.cluster_ips.into_iter();
+                let gone = ips.filter(|ip| self.cluster_ips.remove(ip).is_some());
+                self.cluster_ip_changes.extend(gone.map(Change::Delete));
                 self.forget_problem(&received.reference);
                 self.gone(kind, received.reference);
             }
@@ -135,25 +141,21 @@ impl Reflector {
                     let gone = self.cluster_ips.extract_if(|_, seen| *seen != listing);
                     self.cluster_ip_changes.extend(gone.map(|(ip, _)| Change::Delete(ip)));
                 }
-                for name in vanished {
-                    let object = reference(kind, &name);
-                    self.forget_problem(&object);
-                    self.changes.push(Change::Delete(object));
-                }
+                let deleted = vanished.into_iter().map(|name| Change::Delete(reference(kind, &name)));
+                self.changes.extend(deleted);
+                // One that was never read is no object, and vanishes too.
+                let known = self.problems.len();
+                self.problems.retain(|object, (seen, _)| object.kind != kind || *seen == listing);
+                self.problems_changed |= self.problems.len() < known;
             }
         }
     }
 
-    fn present(&mut self, kind: Kind, Received { reference, object }: Received) {
+    fn present(&mut self, kind: Kind, Received { reference, object, cluster_ips }: Received) {
+        self.note_cluster_ips(cluster_ips);
         match object {
             Ok(object) => {
-                let ignored = match &object {
-                    Object::Service(service) => {
-                        self.note_cluster_ips(service);
-                        self.ignores(service)
-                    }
-                    _ => false,
-                };
+                let ignored = matches!(&object, Object::Service(service) if self.ignores(service));
                 self.forget_problem(&reference);
                 if ignored {
                     return self.gone(kind, reference);
@@ -167,7 +169,8 @@ impl Reflector {
                     self.mark(kind, &reference);
                 }
                 self.problems_changed = true;
-                self.problems.insert(reference.clone(), invalid(reference, &error));
+                let problem = (self.listing(kind), invalid(reference.clone(), &error));
+                self.problems.insert(reference, problem);
             }
         }
     }
@@ -178,9 +181,14 @@ impl Reflector {
             && self.annotations.as_ref().is_some_and(|keys| keys.all(&service.metadata).next().is_none())
     }
 
-    fn note_cluster_ips(&mut self, service: &Service) {
-        let listing = self.kinds.get(&Kind::Service).map_or(0, |watched| watched.listing);
-        for ip in service.cluster_ips() {
+    /// The number of the last listing of `kind`.
+    fn listing(&self, kind: Kind) -> u32 {
+        self.kinds.get(&kind).map_or(0, |watched| watched.listing)
+    }
+
+    fn note_cluster_ips(&mut self, ips: Vec<IpAddr>) {
+        let listing = self.listing(Kind::Service);
+        for ip in ips {
             if self.cluster_ips.insert(ip, listing).is_none() {
                 self.cluster_ip_changes.push(Change::Apply(ip));
             }
@@ -215,7 +223,7 @@ impl Reflector {
 
     /// The objects that do not fit their kind.
     pub(crate) fn problems(&self) -> impl Iterator<Item = &ManifestProblem> {
-        self.problems.values()
+        self.problems.values().map(|(_, problem)| problem)
     }
 
     fn mark(&mut self, kind: Kind, object: &ObjectRef) {

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
+use std::net::IpAddr;
 
 use kube::Resource;
 use kube::api::{DynamicObject, ObjectMeta};
@@ -66,13 +67,16 @@ pub struct Served<K> {
     kind: PhantomData<K>,
 }
 
-/// What is known of an object that cannot be read: enough to let it go once it is deleted.
+/// What is known of an object that cannot be read: enough to let it go once it is deleted, and to let nobody
+/// use its ClusterIPs.
 #[derive(Debug, Clone)]
 pub struct Unread {
     /// Why.
     pub why: InvalidObject,
     /// Name, UID, finalizers, and the time of its deletion.
     pub metadata: Metadata,
+    /// Of a Service.
+    pub cluster_ips: Vec<IpAddr>,
 }
 
 impl<K> Served<K> {
@@ -109,15 +113,23 @@ impl<'de, K: ServedKind> Deserialize<'de> for Served<K> {
         let reference = ObjectRef { kind: K::KIND, key };
         let known = ["name", "uid", "finalizers", "deletionTimestamp"];
         let known = known.map(|name| Some((name.to_owned(), value["metadata"].get(name)?.clone())));
+        let cluster_ips = cluster_ips(&value);
         let object = Object::from_value(K::KIND, value);
         let unread = object.as_ref().err().map(|why| {
             let metadata = Value::Object(known.into_iter().flatten().collect());
             // An API server has no object with other metadata.
             let metadata = serde_json::from_value(metadata).unwrap_or_default();
-            Box::new(Unread { why: why.clone(), metadata })
+            Box::new(Unread { why: why.clone(), metadata, cluster_ips })
         });
         Ok(Self { meta, reference, object, unread, kind: PhantomData })
     }
+}
+
+/// Those of a Service that need not be readable. Other kinds have none.
+fn cluster_ips(object: &Value) -> Vec<IpAddr> {
+    let spec = &object["spec"];
+    let all = spec["clusterIPs"].as_array().into_iter().flatten().chain([&spec["clusterIP"]]);
+    all.filter_map(|ip| ip.as_str()?.parse().ok()).collect()
 }
 
 // Written out, because derive would require `K: Clone`.
@@ -190,7 +202,7 @@ mod tests {
             },
             {
                 "metadata": {"name": "b", "namespace": "n", "resourceVersion": "8", "finalizers": ["x"]},
-                "spec": {"ports": "none"},
+                "spec": {"ports": "none", "clusterIP": "192.0.2.1"},
             },
         ]);
         let list: Vec<Served<Service>> = serde_json::from_value(list).unwrap();
@@ -199,7 +211,9 @@ mod tests {
         assert_eq!(list[1].reference.to_string(), "Service n/b");
         assert_eq!(list[1].object.as_ref().unwrap_err().field, "spec.ports");
         assert!(list[0].unread.is_none());
-        assert_eq!(&*list[1].unread.as_ref().unwrap().metadata.finalizers[0], "x");
+        let unread = list[1].unread.as_ref().unwrap();
+        assert_eq!(&*unread.metadata.finalizers[0], "x");
+        assert_eq!(unread.cluster_ips, [IpAddr::from([192, 0, 2, 1])]);
     }
 
     #[test]

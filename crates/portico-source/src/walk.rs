@@ -37,6 +37,12 @@ pub(crate) struct Limits {
 impl Limits {
     /// Ten thousand clusters in a file each are 60 MB.
     pub(crate) const USUAL: Self = Self { depth: 32, names: 100_000, folders: 10_000, bytes: 1 << 30 };
+
+    fn exceeded(&self) -> io::Error {
+        let Self { names, folders, bytes, .. } = *self;
+        let mebibytes = bytes >> 20;
+        too_much(&format!("there are more than {names} names, {folders} folders or {mebibytes} MiB of it"))
+    }
 }
 
 /// What a walk found.
@@ -57,8 +63,14 @@ pub(crate) struct Walk {
 /// Walks `folder`. Calls `enter` with every folder before it is listed, so that a watch set there misses
 /// nothing.
 pub(crate) fn walk(folder: &Path, limits: Limits, enter: &mut dyn FnMut(&Path)) -> Walk {
-    let mut walker =
-        Walker { limits, entered: HashSet::new(), links: VecDeque::new(), found: Walk::default() };
+    let mut walker = Walker {
+        limits,
+        entered: HashSet::new(),
+        order: Vec::new(),
+        refused: HashSet::new(),
+        links: VecDeque::new(),
+        found: Walk::default(),
+    };
     match fs::metadata(folder) {
         Ok(metadata) if metadata.is_dir() => {
             let root = Folder { path: folder.to_owned(), identity: identity(&metadata), depth: 0 };
@@ -100,16 +112,17 @@ impl Totals {
         if self.names <= names && self.folders <= folders && self.bytes <= bytes {
             return Ok(());
         }
-        let mebibytes = bytes >> 20;
-        Err(too_much(&format!(
-            "there are more than {names} names, {folders} folders or {mebibytes} MiB of it"
-        )))
+        Err(limits.exceeded())
     }
 }
 
 struct Walker {
     limits: Limits,
     entered: HashSet<Identity>,
+    /// What was entered, in this order, so that a tree can be taken back.
+    order: Vec<Identity>,
+    /// Folders that a link leads to, and that are too much.
+    refused: HashSet<Identity>,
     /// Links to folders that are still to be followed.
     links: VecDeque<Folder>,
     found: Walk,
@@ -121,16 +134,24 @@ impl Walker {
         if self.entered.contains(&link.identity) {
             return self.found.repeated.push(link.path);
         }
-        let path = link.path.clone();
+        if self.refused.contains(&link.identity) {
+            return self.found.failed.push((link.path, self.limits.exceeded()));
+        }
+        let (path, identity) = (link.path.clone(), link.identity);
         let found = &self.found;
         let (files, folders, failed) = (found.files.len(), found.folders.len(), found.failed.len());
-        let links = self.links.len();
+        let (links, entered) = (self.links.len(), self.order.len());
         if let Err(error) = self.tree(link, enter) {
             self.found.files.truncate(files);
             self.found.folders.truncate(folders);
             self.found.failed.truncate(failed);
             self.found.failed.push((path, error));
             self.links.truncate(links);
+            // Another link may lead to a part of it that is not too much.
+            for identity in self.order.drain(entered..) {
+                self.entered.remove(&identity);
+            }
+            self.refused.insert(identity);
         }
     }
 
@@ -145,11 +166,12 @@ impl Walker {
             if !self.entered.insert(folder.identity) {
                 continue;
             }
+            self.order.push(folder.identity);
             seen.folders += 1;
             seen.check(&self.limits)?;
             if folder.depth >= self.limits.depth {
                 let error = too_much(&format!("it is {} folders deep", folder.depth));
-                self.found.failed.push((folder.path, error));
+                self.fail(folder, error);
                 continue;
             }
             enter(&folder.path);
@@ -157,7 +179,7 @@ impl Walker {
             let entries = match fs::read_dir(&folder.path) {
                 Ok(entries) => entries,
                 Err(error) => {
-                    self.found.failed.push((folder.path, error));
+                    self.fail(folder, error);
                     continue;
                 }
             };
@@ -175,6 +197,13 @@ impl Walker {
             }
         }
         Ok(())
+    }
+
+    /// Notes that nothing of a folder was read. A link to it is no repetition then, and what was read through
+    /// that link before is not gone.
+    fn fail(&mut self, folder: Folder, error: io::Error) {
+        self.entered.remove(&folder.identity);
+        self.found.failed.push((folder.path, error));
     }
 
     /// Looks at one name. Returns the bytes of a manifest.
@@ -338,6 +367,59 @@ mod tests {
             assert_eq!(found.failed[0].0, folder.path().join("all"));
         }
         assert_eq!(walk(folder.path(), usual, &mut |_| {}).files.len(), 51);
+    }
+
+    #[test]
+    fn a_link_to_too_much_takes_nothing_from_a_link_to_a_part_of_it() {
+        let (folder, large) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // So deep that the part has been entered when the limit is reached.
+        fs::create_dir_all(large.path().join("rest/deep")).unwrap();
+        for number in 0..50 {
+            fs::write(large.path().join(format!("rest/deep/{number}.yaml")), "").unwrap();
+        }
+        fs::create_dir(large.path().join("part")).unwrap();
+        fs::write(large.path().join("part/x.yaml"), "").unwrap();
+        // Links in a folder are followed after those above it.
+        fs::create_dir(folder.path().join("later")).unwrap();
+        for (all, part) in [("all", "later/part"), ("later/all", "part")] {
+            let (all, part) = (folder.path().join(all), folder.path().join(part));
+            symlink(large.path(), &all).unwrap();
+            symlink(large.path().join("part"), &part).unwrap();
+            let found = walk(folder.path(), Limits { names: 30, ..Limits::USUAL }, &mut |_| {});
+            assert_eq!((found.files.len(), &found.files[0].0), (1, &part.join("x.yaml")));
+            assert_eq!((found.failed.len(), &found.failed[0].0), (1, &all));
+            assert!(found.repeated.is_empty());
+            fs::remove_file(all).unwrap();
+            fs::remove_file(part).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_link_to_too_much_is_reported_and_only_one_is_tried() {
+        let (folder, large) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for number in 0..50 {
+            fs::write(large.path().join(format!("{number}.yaml")), "").unwrap();
+        }
+        for link in ["one", "two", "three"] {
+            symlink(large.path(), folder.path().join(link)).unwrap();
+        }
+        let mut entered = 0;
+        let found = walk(folder.path(), Limits { names: 30, ..Limits::USUAL }, &mut |_| entered += 1);
+        assert_eq!((found.failed.len(), entered), (3, 2));
+        assert!(found.files.is_empty() && found.repeated.is_empty());
+    }
+
+    #[test]
+    fn a_folder_too_deep_below_one_link_is_read_through_another() {
+        let (folder, deep) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir_all(deep.path().join("one/two")).unwrap();
+        fs::write(deep.path().join("one/two/x.yaml"), "").unwrap();
+        fs::create_dir(folder.path().join("later")).unwrap();
+        symlink(deep.path(), folder.path().join("deep")).unwrap();
+        symlink(deep.path().join("one/two"), folder.path().join("later/two")).unwrap();
+        let found = walk(folder.path(), Limits { depth: 3, ..Limits::USUAL }, &mut |_| {});
+        assert_eq!(found.failed[0].0, folder.path().join("deep/one/two"));
+        assert_eq!(found.files[0].0, folder.path().join("later/two/x.yaml"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ fn named(kind: Kind, name: &str) -> ObjectRef {
 }
 
 fn received(kind: Kind, name: &str, object: Result<Object, InvalidObject>) -> Event<Received> {
-    Event::Apply(Received { reference: named(kind, name), object })
+    Event::Apply(Received { reference: named(kind, name), object, cluster_ips: Vec::new() })
 }
 
 fn present(kind: Kind, name: &str) -> Event<Received> {
@@ -127,6 +127,27 @@ fn an_object_that_no_longer_fits_its_kind_keeps_its_last_good_version() {
 }
 
 #[test]
+fn an_object_that_was_never_read_is_no_problem_any_more_once_a_listing_is_without_it() {
+    let mut reflector = listed();
+    reflector.watch(Kind::Seed);
+    let bad = |kind, name| {
+        let error = InvalidObject { field: "spec".into(), message: "is odd".into() };
+        received(kind, name, Err(error))
+    };
+    reflector.apply(Kind::Seed, bad(Kind::Seed, "s"));
+    reflector.apply(KIND, bad(KIND, "gone"));
+    reflector.apply(KIND, bad(KIND, "stays"));
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, bad(KIND, "stays"));
+    assert_eq!(reflector.problems().count(), 3, "the listing may break off");
+    assert!(reflector.problems_changed());
+    reflector.apply(KIND, Event::InitDone);
+    assert!(reflector.problems_changed());
+    let left: Vec<_> = reflector.problems().filter_map(|problem| problem.object.clone()).collect();
+    assert_eq!(left, [named(KIND, "stays"), named(Kind::Seed, "s")]);
+}
+
+#[test]
 fn a_service_is_kept_while_it_has_any_of_the_annotations() {
     let mut reflector = Reflector::new(Some(ExposeKeys::from_iter(["x", "y"])));
     reflector.watch(KIND);
@@ -164,7 +185,7 @@ fn service(name: &str, kind: &str, ip: &str) -> Event<Received> {
         "metadata": {"name": name, "namespace": "n"},
         "spec": {"type": kind, "clusterIP": ip, "clusterIPs": [ip]},
     });
-    received(KIND, name, Object::from_value(KIND, value))
+    Event::Apply(serde_json::from_value::<Served<Service>>(value).unwrap().into())
 }
 
 #[test]
@@ -196,4 +217,35 @@ fn of_a_service_that_is_not_exposed_the_cluster_ip_is_known_and_what_nodes_lead_
     reflector.apply(KIND, Event::InitDone);
     assert_eq!(reflector.take_cluster_ips(), [Change::Delete(ip("10.0.0.2"))]);
     assert_eq!(taken(&mut reflector).0, ["+port", "-front"]);
+}
+
+#[test]
+fn the_cluster_ip_of_a_service_that_cannot_be_read_is_known_until_the_service_is_gone() {
+    let mut reflector = Reflector::new(Some(ExposeKeys::from_iter(["expose"])));
+    reflector.watch(KIND);
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    // Of one that was read, exposed or not, and of one that never was.
+    let services = [("port", "NodePort", "10.0.0.1"), ("plain", "ClusterIP", "10.0.0.2")];
+    reflector.apply(KIND, Event::Init);
+    for (name, kind, ip) in services {
+        reflector.apply(KIND, service(name, kind, ip));
+    }
+    reflector.apply(KIND, service("never", "odd", "10.0.0.3"));
+    reflector.apply(KIND, Event::InitDone);
+    let known = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|text| Change::Apply(ip(text)));
+    assert_eq!(reflector.take_cluster_ips(), known);
+    reflector.apply(KIND, Event::Init);
+    for (name, ip) in [("port", "10.0.0.1"), ("plain", "10.0.0.2"), ("never", "10.0.0.3")] {
+        reflector.apply(KIND, service(name, "odd", ip));
+    }
+    reflector.apply(KIND, Event::InitDone);
+    assert_eq!(reflector.take_cluster_ips(), []);
+    let Event::Apply(never) = service("never", "odd", "10.0.0.3") else { panic!("it is one") };
+    reflector.apply(KIND, Event::Delete(never));
+    assert_eq!(reflector.take_cluster_ips(), [Change::Delete(ip("10.0.0.3"))]);
+    reflector.apply(KIND, Event::Init);
+    reflector.apply(KIND, Event::InitDone);
+    let mut gone = reflector.take_cluster_ips();
+    gone.sort_by_key(|change| format!("{change:?}"));
+    assert_eq!(gone, ["10.0.0.1", "10.0.0.2"].map(|text| Change::Delete(ip(text))));
 }

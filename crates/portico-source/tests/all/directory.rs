@@ -95,6 +95,12 @@ impl World {
         }
     }
 
+    async fn until_no_problem(&mut self) {
+        while !self.last.problems.is_empty() {
+            self.step().await;
+        }
+    }
+
     async fn until_problem(&mut self, reason: &str) {
         while !self.last.problems.iter().any(|problem| problem.reason == reason) {
             self.step().await;
@@ -236,6 +242,59 @@ async fn a_file_renamed_to_another_name_loses_nothing() {
     }
     world.until(&["a", "mark=NodePort"]).await;
     assert!(world.deleted.is_empty());
+}
+
+#[tokio::test]
+async fn a_file_that_takes_over_while_it_is_being_written_loses_nothing() {
+    let mut world = World::open(|folder| {
+        fs::write(folder.join("a.yaml"), service("x")).unwrap();
+        fs::write(folder.join("b.yaml"), service("x") + &service("y")).unwrap();
+    })
+    .await;
+    let mut file = File::create(world.path("b.yaml")).unwrap();
+    file.write_all(typed("x", "NodePort").as_bytes()).unwrap();
+    fs::remove_file(world.path("a.yaml")).unwrap();
+    // No longer a duplicate: the other file has taken over.
+    world.until_no_problem().await;
+    file.write_all(service("y").as_bytes()).unwrap();
+    drop(file);
+    world.until(&["x=NodePort", "y"]).await;
+    assert!(world.deleted.is_empty());
+}
+
+#[tokio::test]
+async fn a_file_that_takes_over_and_was_read_before_it_was_closed_loses_nothing() {
+    let mut world = World::open(|folder| {
+        fs::write(folder.join("a.yaml"), service("x")).unwrap();
+        fs::write(folder.join("b.yaml"), service("x") + &service("y") + &service("z")).unwrap();
+    })
+    .await;
+    let mut file = File::create(world.path("b.yaml")).unwrap();
+    file.write_all((typed("x", "NodePort") + &typed("z", "NodePort")).as_bytes()).unwrap();
+    world.until(&["x", "y", "z=NodePort"]).await;
+    fs::remove_file(world.path("a.yaml")).unwrap();
+    world.until(&["x=NodePort", "y", "z=NodePort"]).await;
+    file.write_all(service("y").as_bytes()).unwrap();
+    drop(file);
+    world.put("mark.yaml", &service("mark"));
+    world.until(&["x=NodePort", "y", "z=NodePort", "mark"]).await;
+    assert!(world.deleted.is_empty());
+}
+
+#[tokio::test]
+async fn an_object_that_the_next_file_lacks_by_now_is_taken_from_the_one_after_it() {
+    let mut world = World::open(|folder| {
+        fs::write(folder.join("a.yaml"), service("x")).unwrap();
+        fs::write(folder.join("../elsewhere"), service("x") + &service("y")).unwrap();
+        symlink("../elsewhere", folder.join("b.yaml")).unwrap();
+        fs::write(folder.join("c.yaml"), typed("x", "NodePort")).unwrap();
+    })
+    .await;
+    // Inotify does not tell.
+    fs::write(world.path("../elsewhere"), service("y")).unwrap();
+    fs::remove_file(world.path("a.yaml")).unwrap();
+    world.until(&["x=NodePort", "y"]).await;
+    assert!(world.deleted.is_empty() && world.last.problems.is_empty());
 }
 
 #[tokio::test]

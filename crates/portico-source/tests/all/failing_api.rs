@@ -9,6 +9,7 @@ use futures_util::future::join;
 use portico_api::meta::Kind;
 use portico_kube::client;
 use portico_lab::faulty_api::{Answer, FaultyApi, Rules};
+use portico_lab::kkp;
 use portico_source::kubernetes::{ClustersFrom, Lacking, WatchState};
 use portico_source::{KubernetesSettings, KubernetesSource};
 
@@ -48,6 +49,7 @@ async fn an_api_server_that_fails_or_lies_opens_nothing_and_loses_nothing() {
     with_the_deployed_role_everything_needed_is_read_and_clusters_are_not(&world).await;
     with_rights_for_one_cluster_that_one_is_read(&world).await;
     a_kind_that_is_denied_at_the_start_is_not_believed_to_be_missing(&world).await;
+    a_group_that_is_missing_for_a_moment_beside_that_of_kkp_is_waited_for(&world).await;
     a_right_that_is_missing_keeps_the_source_waiting(&world).await;
     // Both wait until a watch is renewed, or lost.
     join(a_list_that_lies_once_takes_nothing_away(&world), after_silence_what_was_missed_arrives(&world))
@@ -149,6 +151,17 @@ async fn a_kind_that_is_denied_at_the_start_is_not_believed_to_be_missing(world:
         gateway.step().await;
     }
     assert!(!gateway.last.policies_required, "the operator says that there are no clusters");
+}
+
+async fn a_group_that_is_missing_for_a_moment_beside_that_of_kkp_is_waited_for(world: &World) {
+    world.kubectl().apply_json(&kkp::clusters()).unwrap();
+    world.kubectl().wait_served("clusters.kubermatic.k8c.io").unwrap();
+    let proxy = FaultyApi::default();
+    proxy.rules(|rules| rules.answers = vec![("/apis/portico.k8c.io/v1alpha1", Answer::Status(404), 2)]);
+    let mut gateway = Observer::of(KubernetesSource::start(proxy.client(&world.client), settings()));
+    gateway.until("ExposedCluster a", true).await;
+    assert!(proxy.has_answered());
+    assert_eq!(gateway.source.status()().clusters_from, ClustersFrom::ExposedClusters);
 }
 
 async fn a_right_that_is_missing_keeps_the_source_waiting(world: &World) {
