@@ -6,21 +6,17 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket as StdUdpSocket};
-use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, timeout};
 
-use super::{Limits, micros, millis};
+use super::{AGAIN, Limits, micros, millis};
 use crate::ip;
 use crate::observation::Observation;
 use crate::probe::{PROBE_LENGTH, Probe};
 use crate::sys;
 use crate::transport::Transport;
-
-/// Between two attempts of one check: one lost packet is no finding.
-const AGAIN: Duration = Duration::from_millis(700);
 
 /// The largest packet of IP.
 const LARGEST: usize = 65_535;

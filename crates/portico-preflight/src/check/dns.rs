@@ -1,5 +1,6 @@
 //! Names: whether a name server answers, by UDP and by TCP, and whether a name resolves on this machine.
 
+use std::io;
 use std::net::SocketAddr;
 
 use portico_dial::{Dialer, Target};
@@ -7,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, timeout};
 
-use super::{Limits, micros, millis, tcp};
+use super::{AGAIN, Limits, micros, millis, tcp};
 use crate::observation::Observation;
 use crate::sys;
 use crate::transport::Transport;
@@ -40,25 +41,36 @@ pub async fn resolve(dialer: &Dialer, name: &str) -> Observation {
 
 async fn over_udp(server: SocketAddr, id: u16) -> Observation {
     let local: SocketAddr = if server.is_ipv6() { ([0; 16], 0).into() } else { ([0; 4], 0).into() };
-    let start = Instant::now();
     let asking = async {
         let socket = UdpSocket::bind(local).await?;
         sys::keep_icmp_errors(&socket, server.is_ipv6())?;
         socket.connect(server).await?;
-        let mut bytes = vec![0; LARGEST];
-        let mut exchange = async || {
-            socket.send(&question(id)).await?;
-            loop {
-                let length = socket.recv(&mut bytes).await?;
-                if is_answer(&bytes[..length], id) {
-                    return Ok(Observation::Answered { micros: micros(start) });
-                }
-            }
-        };
-        let outcome: std::io::Result<Observation> = exchange().await;
+        let outcome = ask_until_answered(&socket, id).await;
         Ok(outcome.unwrap_or_else(|error| Observation::of_error(&error, sys::next_icmp_error(&socket))))
     };
-    asking.await.unwrap_or_else(|error: std::io::Error| Observation::of_error(&error, None))
+    asking.await.unwrap_or_else(|error: io::Error| Observation::of_error(&error, None))
+}
+
+/// Asks again and again, for ever. An answer to an earlier attempt will do.
+async fn ask_until_answered(socket: &UdpSocket, id: u16) -> io::Result<Observation> {
+    loop {
+        let began = Instant::now();
+        if let Ok(answered) = timeout(AGAIN, ask(socket, id)).await {
+            return answered.map(|()| Observation::Answered { micros: micros(began) });
+        }
+    }
+}
+
+/// Asks once, and waits for the answer, for ever.
+async fn ask(socket: &UdpSocket, id: u16) -> io::Result<()> {
+    socket.send(&question(id)).await?;
+    let mut bytes = vec![0; LARGEST];
+    loop {
+        let length = socket.recv(&mut bytes).await?;
+        if is_answer(&bytes[..length], id) {
+            return Ok(());
+        }
+    }
 }
 
 async fn over_tcp(server: SocketAddr, id: u16, limits: Limits) -> Observation {
@@ -74,7 +86,7 @@ async fn over_tcp(server: SocketAddr, id: u16, limits: Limits) -> Observation {
         stream.write_all(&[&length[..], &question].concat()).await?;
         let mut bytes = vec![0; usize::from(stream.read_u16().await?).min(LARGEST)];
         stream.read_exact(&mut bytes).await?;
-        Ok::<_, std::io::Error>(bytes)
+        Ok::<_, io::Error>(bytes)
     };
     match exchange.await {
         Ok(bytes) if is_answer(&bytes, id) => Observation::Answered { micros: micros(start) },
@@ -82,7 +94,7 @@ async fn over_tcp(server: SocketAddr, id: u16, limits: Limits) -> Observation {
             "what answers at {} does not speak DNS",
             Transport::Tcp(server.port())
         )),
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Observation::Reset,
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Observation::Reset,
         Err(error) => Observation::of_error(&error, None),
     }
 }

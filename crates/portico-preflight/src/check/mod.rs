@@ -3,7 +3,8 @@
 //! [`tcp`] connects, and finds out whether a responder is there. [`datagram`] sends a probe by UDP or
 //! IP-in-IP and waits for it to come back; [`path_mtu`] does so with probes of many sizes. [`dns`] asks a
 //! name server, [`tls`] speaks TLS, through a corporate proxy if there is one. [`back`] has the other side
-//! try. [`port`] looks at this machine. None of them tries again, and none judges.
+//! try. [`port`] looks at this machine. Datagrams without an answer are sent again; else none of them tries
+//! again, and none judges.
 
 pub mod back;
 pub mod datagram;
@@ -14,6 +15,9 @@ pub mod tcp;
 pub mod tls;
 
 use std::time::Duration;
+
+/// Between two attempts of one check by datagrams: one lost packet is no finding.
+const AGAIN: Duration = Duration::from_millis(700);
 
 /// The time limits of one check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

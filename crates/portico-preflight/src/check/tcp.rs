@@ -66,7 +66,9 @@ pub(super) async fn listen(stream: &mut TcpStream, limit: Duration) -> io::Resul
         Err(_) => None,
         Ok(response) => response?,
     };
-    Ok(banner.map(|banner| Responder { ahead_millis: banner.unix_millis - unix_millis(), banner }))
+    // The number is the other side's: any at all.
+    let ahead = |banner: &Banner| banner.unix_millis.saturating_sub(unix_millis());
+    Ok(banner.map(|banner| Responder { ahead_millis: ahead(&banner), banner }))
 }
 
 /// Connects. The error is what was seen instead.

@@ -26,6 +26,20 @@ async fn a_responder_is_told_from_a_service_that_waits_for_its_client() {
 }
 
 #[tokio::test]
+async fn a_responder_may_say_any_time() {
+    let other = TcpListener::bind((HERE, 0)).await.unwrap();
+    let address = other.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = other.accept().await {
+            let banner = format!("portico-preflight/1 time={} silent=\n", i64::MIN);
+            stream.write_all(banner.as_bytes()).await.unwrap();
+        }
+    });
+    let greeting = tcp::check(address, LIMITS).await;
+    assert_eq!(greeting.responder.unwrap().ahead_millis, i64::MIN);
+}
+
+#[tokio::test]
 async fn a_port_without_a_listener_refuses_and_one_that_hangs_up_resets() {
     let closed = SocketAddr::new(HERE, free_tcp());
     assert_eq!(tcp::check(closed, LIMITS).await.seen, Observation::Refused { by: None });
@@ -89,7 +103,7 @@ async fn a_tcp_port_of_another_program_is_left_to_it() {
     assert_eq!(responder.opened(), [(HERE, Transport::Tcp(port), Opened::InUse)]);
 }
 
-/// A name server that refuses every question, as most do to strangers.
+/// A name server that refuses every question, as most do to strangers. The first one by UDP never arrives.
 async fn name_server() -> SocketAddr {
     let tcp = TcpListener::bind((HERE, 0)).await.unwrap();
     let address = tcp.local_addr().unwrap();
@@ -97,6 +111,7 @@ async fn name_server() -> SocketAddr {
     let refuse = |question: &mut [u8]| question[2..4].copy_from_slice(&[0x81, 0x05]);
     tokio::spawn(async move {
         let mut bytes = [0; 512];
+        udp.recv_from(&mut bytes).await.unwrap();
         while let Ok((length, from)) = udp.recv_from(&mut bytes).await {
             refuse(&mut bytes[..length]);
             udp.send_to(&bytes[..length], from).await.unwrap();
@@ -115,7 +130,7 @@ async fn name_server() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_name_server_is_reached_by_udp_and_by_tcp_whatever_it_answers() {
+async fn a_name_server_is_reached_by_udp_and_by_tcp_whatever_it_answers_and_though_a_packet_is_lost() {
     let server = name_server().await;
     for is_tcp in [false, true] {
         let seen = dns::check(server, is_tcp, LIMITS).await;
