@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
 use super::client::Client;
@@ -57,9 +57,11 @@ enum Act {
 /// What was seen and done before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Before {
-    /// The revision of the last look.
+    /// The revision of a look that is at least as long ago as the time between two.
     revision: u64,
     compacted: u64,
+    /// The revision of a later look, and when that was.
+    later: Option<(u64, Instant)>,
 }
 
 /// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy.
@@ -96,7 +98,7 @@ fn next(
         return members.find(|seen| seen.is_mostly_free()).map(|seen| Act::Defragment(seen.url.clone()));
     };
     // API servers compact by a write, which is refused now. No client that keeps up still reads what was the
-    // present at the last look.
+    // present so long ago.
     if before.revision > before.compacted {
         return Some(Act::Compact(before.revision));
     }
@@ -104,6 +106,23 @@ fn next(
         return Some(Act::Disarm(*alarm));
     }
     members.find(|seen| seen.gets_space()).map(|seen| Act::Defragment(seen.url.clone()))
+}
+
+impl Before {
+    /// Looks follow each other sooner than `every` while there is something to do.
+    fn note(&mut self, revision: u64, now: Instant, every: Duration) {
+        let (later, at) = *self.later.get_or_insert((revision, now));
+        if now.duration_since(at) >= every {
+            self.revision = later;
+            self.later = Some((revision, now));
+        }
+    }
+
+    fn compacted(&mut self, revision: u64) {
+        self.compacted = revision;
+        // While writes go on there is always more to compact: what else is to be done comes in between.
+        self.later = None;
+    }
 }
 
 impl Alarm {
@@ -141,6 +160,7 @@ pub(crate) async fn run(client: &Client, own: &str, every: Duration) -> Infallib
                     tell(&seen, &alarms);
                     reported.clone_from(&alarms);
                 }
+                before.note(seen.revision, Instant::now(), every);
                 look(client, &seen, &alarms, &mut before).await
             }
             Err(_) => true,
@@ -160,11 +180,9 @@ async fn look(client: &Client, own: &MemberStatus, alarms: &[Alarm], before: &mu
     }
     let members = if alarms.iter().all(|alarm| alarm.is_full) { None } else { client.members().await.0 };
     let ring: Option<Vec<u64>> = members.map(|members| members.iter().map(|member| member.id).collect());
-    let act = next(own, &others, ring.as_deref(), alarms, *before);
-    before.revision = own.revision;
-    let Some(act) = act else { return false };
+    let Some(act) = next(own, &others, ring.as_deref(), alarms, *before) else { return false };
     match (act.perform(client, &own.url).await, &act) {
-        (Ok(()), Act::Compact(revision)) => before.compacted = *revision,
+        (Ok(()), Act::Compact(revision)) => before.compacted(*revision),
         (Ok(()), _) => info!("{act}: done"),
         // Until it has caught up.
         (Err(error), Act::Promote(_)) => debug!("{act}: {error:#}"),
@@ -235,7 +253,7 @@ mod tests {
     }
 
     fn after(revision: u64, compacted: u64) -> Before {
-        Before { revision, compacted }
+        Before { revision, compacted, later: None }
     }
 
     fn defragment(id: u64) -> Option<Act> {
@@ -264,6 +282,27 @@ mod tests {
         assert_eq!(next(&freed, after(40, 40)), Some(Act::Disarm(FULL)));
         // What is in use stays so until somebody deletes something.
         assert_eq!(next(&seen(1, 1_100, 950), after(40, 40)), None);
+    }
+
+    #[test]
+    fn while_writes_go_on_a_full_database_is_compacted_to_what_is_old_and_gets_its_space_in_between() {
+        let (every, start) = (Duration::from_secs(30), Instant::now());
+        let mut before = Before::default();
+        // A look a second, as after each act. Each finds another revision.
+        let acts = (0..=92).map(|second| {
+            let own = MemberStatus { revision: 100 + second, ..seen(1, 1_100, 300) };
+            before.note(own.revision, start + Duration::from_secs(second), every);
+            let act = next(&own, &[], None, &[FULL], before);
+            if let Some(Act::Compact(revision)) = act {
+                before.compacted(revision);
+            }
+            (second, act)
+        });
+        let (compacting, rest): (Vec<_>, Vec<_>) =
+            acts.partition(|(_, act)| matches!(act, Some(Act::Compact(_))));
+        let compact = |revision| Some(Act::Compact(revision));
+        assert_eq!(compacting, [(30, compact(100)), (61, compact(131)), (92, compact(162))]);
+        assert!(rest.iter().all(|(_, act)| *act == defragment(1)), "{rest:?}");
     }
 
     #[test]

@@ -52,6 +52,15 @@ pub(crate) fn judged(ahead: SignedDuration, before: Option<bool>) -> Option<(boo
     }
 }
 
+/// Why nothing may be issued by `now` in place of what is there: by a clock that is far off, what looks as if
+/// it had ended may be good, and what is issued may be good for nobody.
+pub(crate) async fn far_off(client: &Client, now: fn() -> Timestamp) -> Option<String> {
+    match judged(ahead(client, now).await?, None)? {
+        (true, _) => None,
+        (false, clock) => Some(clock),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -144,9 +144,9 @@ impl Server {
         Status(Arc::clone(&self.shared))
     }
 
-    /// Stops listening and takes no more dials. What is open goes on for `limit` at most, and what was carried
-    /// leaves. Agents keep their connections, because an upstream agent that gets GOAWAY drops all of its
-    /// connections. Returns how many connections are left.
+    /// Stops listening and takes no more dials. What is open goes on for `limit` at most, and what was
+    /// carried leaves. Agents keep their connections, because an upstream agent that gets GOAWAY drops all of
+    /// its connections. Returns how many connections are left.
     pub async fn drain(&mut self, limit: Duration) -> usize {
         self.close();
         self.shared.drain();

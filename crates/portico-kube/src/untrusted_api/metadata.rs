@@ -29,8 +29,7 @@ impl UntrustedApi {
                 }
                 list => list?.0,
             };
-            let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
-            found.extend(items.into_iter().map(|mut item| item["metadata"].take()));
+            found.extend(take_metadata(&mut list));
             let next = word(&list, "continue");
             if next.is_empty() {
                 return Ok(found);
@@ -38,5 +37,30 @@ impl UntrustedApi {
             rest = format!("&continue={next}");
         }
         Err(UntrustedApiError::TooLong(super::what(&Method::GET, url)))
+    }
+}
+
+/// What is no object has none, and is null.
+fn take_metadata(list: &mut Value) -> impl Iterator<Item = Value> + use<> {
+    let items = list.get_mut("items").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+    items.into_iter().map(|mut item| item.get_mut("metadata").map(Value::take).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_what_is_no_object_in_a_list_there_is_no_metadata() {
+        let of = |mut list: Value| take_metadata(&mut list).collect::<Vec<_>>();
+        let items = json!([{"metadata": {"name": "a"}}, 1, "x", [], null, {}]);
+        let null = Value::Null;
+        let expected = [&json!({"name": "a"}), &null, &null, &null, &null, &null];
+        assert_eq!(of(json!({"items": items})).iter().collect::<Vec<_>>(), expected);
+        for none in [json!({}), json!({"items": 7}), json!(7)] {
+            assert!(of(none).is_empty());
+        }
     }
 }

@@ -145,22 +145,11 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         context.forget(&cluster.metadata.name);
         return Ok(Action::await_change());
     }
-    if !ends
-        && served.object.is_err()
-        && let Some(state) = unreadable(&served)
-    {
-        context.record(cluster, &state, false).await;
-        return Ok(Action::await_change());
-    }
-    if cluster.spec.pause && !ends {
-        let message = "the Cluster is paused: everything stays as it is".to_owned();
-        let paused = State::good("Paused", message);
-        context.record(cluster, &paused, false).await;
-        return Ok(Action::await_change());
-    }
     let started = Instant::now();
     let done = match (ends, hosted) {
         (true, _) => context.delete(cluster, &served).await,
+        (false, _) if cluster.spec.pause => context.paused(cluster).await,
+        (false, _) if served.object.is_err() => context.never_read(cluster, &served).await,
         (false, true) => context.reconcile(cluster, &served).await,
         (false, false) => context.no_longer(cluster, &served).await,
     };
@@ -175,7 +164,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             context.counters.failed(error.reason());
             let state = State::bad(error.reason(), error.to_string());
             // What failed first is what counts.
-            if served.unread.is_some() {
+            if served.unread.is_some() || (cluster.spec.pause && !ends) {
                 context.record(cluster, &state, true).await;
             } else {
                 let health = context.health_now(cluster);
@@ -224,6 +213,33 @@ impl Context {
         let health = outcome.health.or_else(|| self.health_now(cluster));
         self.report(cluster, &outcome.state, health.as_ref(), false).await?;
         Ok(outcome.due)
+    }
+
+    /// One pass over a Cluster that this process has never read: what it should be is not known.
+    async fn never_read(
+        &self,
+        cluster: &Cluster,
+        served: &Served<Cluster>,
+    ) -> Result<Option<Duration>, WriteError> {
+        let due = self.renew(cluster).await?;
+        if let Some(state) = unreadable(served) {
+            self.record(cluster, &state, false).await;
+        }
+        Ok(due)
+    }
+
+    /// One pass over a paused Cluster. Nothing of it is written, so somebody must know in time what ends.
+    async fn paused(&self, cluster: &Cluster) -> Result<Option<Duration>, WriteError> {
+        let message = "the Cluster is paused: everything stays as it is";
+        let state = match self.first_ending(cluster).await? {
+            None => State::good("Paused", message.to_owned()),
+            Some(ending) => {
+                let message = format!("{message}, and nothing is renewed. {ending}. End the pause before");
+                State::bad("CertificatesEnd", message)
+            }
+        };
+        self.record(cluster, &state, false).await;
+        Ok(None)
     }
 
     /// Why the control plane of `cluster`, which is not begun, must not be begun on its seed now.
@@ -276,10 +292,12 @@ impl Context {
         };
         let message = format!(
             "the annotation {LAYOUT} is gone, and StatefulSet {namespace}/{set} is here: the control plane \
-             stays as it is and is kept no longer. Set the annotation again, or delete the Cluster"
+             stays as it is, and of it certificates alone are kept. Set the annotation again, or delete the \
+             Cluster"
         );
+        let due = self.renew(cluster).await?;
         self.report(cluster, &State::bad("LayoutRemoved", message), None, false).await?;
-        Ok(None)
+        Ok(due)
     }
 
     fn retry(&self, cluster: &Served<Cluster>) -> Action {

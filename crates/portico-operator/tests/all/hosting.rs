@@ -248,13 +248,13 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
 
     let pod = ["pod", "control-plane-0", "-n", "cluster-a", "--subresource=status"];
     let waiting = json!({"waiting": {"reason": "ErrImagePull", "message": "no such image"}});
-    let waits = json!({"name": "etcd-launcher", "image": "", "imageID": "", "restartCount": 0, "ready": false,
-        "state": waiting});
+    let waits = json!({"name": "etcd-launcher", "image": "portico:1", "imageID": "", "restartCount": 0,
+        "ready": false, "state": waiting});
     patch(kubectl, &pod, &json!({"status": {"initContainerStatuses": [waits]}}));
     until("what its node says of an image", || {
         let condition = condition(kubectl, "a")?;
         let message = condition["message"].as_str().unwrap_or_default();
-        let said = "ErrImagePull (no such image), see the operator's --registry-mirror";
+        let said = "its node does not get the image \"portico:1\", see the Events of its pod";
         ensure!(condition["reason"] == "Starting" && message.contains(said), "{condition}");
         Ok(())
     });
@@ -386,6 +386,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     faulty.rules(|rules| rules.held = None);
     wait_reason(kubectl, "a", "DataLost");
     assert!(kubectl.get(&["pvc", "data-etcd-0", "-n", "cluster-a"]).is_err());
+    a_restored_volume_without_labels_ends_the_loss(kubectl);
 
     // The namespace with all that was in it: an empty cluster of the same name would be another one.
     kubectl.run(&["delete", "namespace", "cluster-a", "--wait=false"]).unwrap();
@@ -408,6 +409,14 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
         Ok(())
     });
     operator.stop().await;
+}
+
+fn a_restored_volume_without_labels_ends_the_loss(kubectl: &Kubectl) {
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data-etcd-0", "namespace": "cluster-a"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "5Gi"}}}});
+    kubectl.apply_json(&claim).unwrap();
+    wait_reason(kubectl, "a", "NotServing");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -611,6 +620,7 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
     // One that has never read it.
     let operator = start(&client, "two");
     wait_report(&operator, "Unreadable");
+    what_ends_soon_is_renewed(kubectl);
     kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
     until("nothing to be left", || {
         kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"])?;
@@ -621,10 +631,12 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
     operator.stop().await;
 }
 
-/// Gives the API server a certificate that ends in twenty days, with a name that no plan has.
-fn end_soon(kubectl: &Kubectl, name: &str) -> String {
-    let namespace = format!("cluster-{name}");
-    let found = kubectl.get(&["secret", "ca", "-n", &namespace]).unwrap();
+/// The certificate of the API server of cluster a.
+const CERTIFICATE: [&str; 4] = ["secret", "apiserver-tls", "-n", "cluster-a"];
+
+/// One that ends in twenty days, with a name that no plan has; and its Secret's data.
+fn short_lived(kubectl: &Kubectl) -> (String, Value) {
+    let found = kubectl.get(&["secret", "ca", "-n", "cluster-a"]).unwrap();
     let data = serde_json::from_value::<Secret>(found).unwrap().data.unwrap();
     let [certificate, key] = ["ca.crt", "ca.key"].map(|key| String::from_utf8(data[key].0.clone()).unwrap());
     let authority = Authority::read(&Pair { certificate, key }, Timestamp::now()).unwrap();
@@ -637,8 +649,51 @@ fn end_soon(kubectl: &Kubectl, name: &str) -> String {
     };
     let pair = authority.issue(&profile, KeyKind::EcdsaP256, Timestamp::now()).unwrap();
     let data = json!({"apiserver-tls.crt": pair.certificate, "apiserver-tls.key": pair.key});
-    patch(kubectl, &["secret", "apiserver-tls", "-n", &namespace], &json!({"stringData": data}));
-    pair.certificate
+    (pair.certificate, data)
+}
+
+/// Whether the API server of cluster a has another certificate.
+fn is_renewed(kubectl: &Kubectl, before: &str) -> Result<()> {
+    let secret: Secret = serde_json::from_value(kubectl.get(&CERTIFICATE)?)?;
+    let found = secret.data.context("no data")?["apiserver-tls.crt"].0.clone();
+    ensure!(found != before.as_bytes(), "it is the same");
+    Ok(())
+}
+
+fn what_ends_soon_is_renewed(kubectl: &Kubectl) {
+    let (short, data) = short_lived(kubectl);
+    patch(kubectl, &CERTIFICATE, &json!({"stringData": data}));
+    until("another certificate", || is_renewed(kubectl, &short));
+}
+
+/// The pause promises that nothing is written.
+fn what_ends_soon_during_a_pause_is_told(kubectl: &Kubectl, operator: &Running) {
+    let pause = |pause: bool| patch(kubectl, &["cluster", "a"], &json!({"spec": {"pause": pause}}));
+    let wait_report = |reason: &str| {
+        let mut message = String::new();
+        until(reason, || {
+            let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+            let report = reports.get("a").context("no report")?;
+            ensure!(report.reason == reason, "{report:?}");
+            message.clone_from(&report.message);
+            Ok(())
+        });
+        message
+    };
+    pause(true);
+    wait_report("Paused");
+    let (short, data) = short_lived(kubectl);
+    patch(kubectl, &CERTIFICATE, &json!({"stringData": data}));
+    let message = wait_report("CertificatesEnd");
+    assert!(message.contains("Secret apiserver-tls: it ends on "), "{message}");
+    until("the Event", || {
+        let events = kubectl.run(&["events", "--for=cluster/a", "--types=Warning"])?;
+        ensure!(events.contains("CertificatesEnd"), "{events}");
+        Ok(())
+    });
+    assert!(is_renewed(kubectl, &short).is_err());
+    pause(false);
+    until("another certificate", || is_renewed(kubectl, &short));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -648,16 +703,35 @@ async fn a_cluster_that_must_not_be_used_as_written_has_its_certificates_renewed
     let operator = start(&client, "one");
     kubectl.apply_json(&hosted("a", "compact")).unwrap();
     wait_reason(kubectl, "a", "Starting");
-    patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: "round"}}}));
-    wait_reason(kubectl, "a", "InvalidConfiguration");
-    let short = end_soon(kubectl, "a");
-    until("another certificate", || {
-        let secret = kubectl.get(&["secret", "apiserver-tls", "-n", "cluster-a"])?;
-        let secret: Secret = serde_json::from_value(secret)?;
-        let found = secret.data.context("no data")?["apiserver-tls.crt"].0.clone();
-        ensure!(found != short.as_bytes(), "it is the same");
-        Ok(())
-    });
+    let layout = |layout: Option<&str>| {
+        patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: layout}}}));
+    };
+    for (wrong, reason) in [(Some("round"), "InvalidConfiguration"), (None, "LayoutRemoved")] {
+        layout(wrong);
+        wait_reason(kubectl, "a", reason);
+        what_ends_soon_is_renewed(kubectl);
+    }
+    layout(Some("compact"));
+    wait_reason(kubectl, "a", "Starting");
+    what_ends_soon_during_a_pause_is_told(kubectl, &operator);
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_secret_that_is_refused_for_ever_keeps_no_other_from_being_written() {
+    let (api, client) = seed("hosting-immutable").await;
+    let kubectl = api.kubectl();
+    let operator = start(&client, "one");
+    kubectl.apply_json(&hosted("a", "compact")).unwrap();
+    wait_reason(kubectl, "a", "Starting");
+    let (_, data) = short_lived(kubectl);
+    patch(kubectl, &CERTIFICATE, &json!({"stringData": data, "immutable": true}));
+    let message = wait_reason(kubectl, "a", "WriteRefused");
+    assert!(message.contains("apiserver-tls") && message.contains("immutable"), "{message}");
+    let later = ["secret", "kubelet-client-certificates", "-n", "cluster-a"];
+    kubectl.run(&[&["delete"][..], &later].concat()).unwrap();
+    until("one that comes after it", || kubectl.get(&later).map(drop));
+    wait_reason(kubectl, "a", "WriteRefused");
     operator.stop().await;
 }
 

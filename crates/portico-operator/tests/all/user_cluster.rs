@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use kube::Client;
 use portico_lab::control_plane::{ADMINS, ControlPlane, Options};
+use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_lab::hostile_api::{ENDLESS, HostileApi};
 use portico_lab::{Access, Authority, Etcd, Host, Kubectl, Lab};
 use portico_operator::{PartsStatus, WorkStatus};
@@ -160,6 +161,7 @@ async fn the_inside_of_a_cluster_follows_its_strategy_and_hostile_ones_hold_nobo
     nothing_is_written_at_rest(&stage, &operator);
     operator.stop().await;
     another_image_is_written_to_the_agents_alone(&stage).await;
+    what_the_seed_refuses_keeps_nothing_inside_from_being_made(&stage).await;
     let operator = stage.operator("fourth");
     what_somebody_breaks_heals_and_what_somebody_made_stays(&stage, &operator);
     another_strategy_removes_the_agents(&stage, &operator);
@@ -294,6 +296,44 @@ async fn another_image_is_written_to_the_agents_alone(stage: &Stage) {
         assert_eq!(work(&operator).writes, [("DaemonSet", 1), ("Deployment", 1)].into());
         operator.stop().await;
     }
+}
+
+/// As by an admission webhook about Clusters, and by a Secret that must not be changed.
+async fn what_the_seed_refuses_keeps_nothing_inside_from_being_made(stage: &Stage) {
+    let (kubectl, inside) = (&stage.kubectl, &stage.inside);
+    let faulty = FaultyApi::default();
+    let operator = Running::start_with(&faulty.client(&stage.client), "refused", |operator| {
+        operator.with_user_clusters(insides(Some("registry.example.com/portico:1")))
+    });
+    let refused = |reason: &str| {
+        let inner = ["configmap", "cluster-info", "-n", "kube-public"];
+        inside.run(&[&["delete"][..], &inner].concat()).unwrap();
+        touch(stage, &operator, "a");
+        let message = wait_reason(kubectl, "a", reason);
+        until("what is missing inside", || inside.get(&inner).map(drop));
+        message
+    };
+    faulty.rules(|rules| rules.answers = vec![("/clusters/a?", Answer::Status(403), usize::MAX)]);
+    kubectl.run(&["annotate", "cluster", "a", "portico.k8c.io/api-server-ca-"]).unwrap();
+    let message = refused("SeedUnavailable");
+    assert!(message.starts_with("annotation of the Cluster"), "{message}");
+    faulty.rules(|rules| rules.answers.clear());
+
+    let secret = ["secret", "admin-kubeconfig", "-n", "cluster-a"];
+    let immutable = ["--type=merge", "-p", r#"{"immutable": true}"#];
+    kubectl.run(&[&["patch"], &secret[..], &immutable].concat()).unwrap();
+    let authority = |authority: &Authority| {
+        let ca = authority.identity();
+        put_secret(kubectl, "a", "ca", &json!({"ca.crt": ca.cert, "ca.key": ca.key}));
+    };
+    authority(&Authority::new("another").unwrap());
+    let message = refused("NoAdminKubeconfig");
+    assert!(message.contains("immutable"), "{message}");
+    authority(stage.user.access().authority());
+    kubectl.run(&[&["delete"][..], &secret].concat()).unwrap();
+    touch(stage, &operator, "a");
+    wait_reason(kubectl, "a", "Ready");
+    operator.stop().await;
 }
 
 fn what_somebody_breaks_heals_and_what_somebody_made_stays(stage: &Stage, operator: &Running) {

@@ -98,8 +98,9 @@ impl Context {
         let ahead = ahead(&self.client, self.settings.clock).await;
         let taken = ahead.map(|ahead| (self.settings.clock)().duration_since(since) - ahead);
         let ends = is_terminating(&namespace);
-        let gone = ends || self.end_workloads(cluster, &name).await?;
-        if !ends && (gone || taken.is_some_and(|taken| taken > PODS_PATIENCE)) {
+        let impatient = taken.is_some_and(|taken| taken > PODS_PATIENCE);
+        let gone = ends || is_gone(self.end_workloads(cluster, &name).await, impatient)?;
+        if !ends && (gone || impatient) {
             must_lead(&self.leads)?;
             let what = format!("deleting Namespace {name}");
             request(&what, namespaces.delete(&name, &only_this(&namespace))).await?;
@@ -127,7 +128,7 @@ impl Context {
     /// found by the labels that the StatefulSet gave them. Returns whether all of this is gone.
     async fn end_workloads(&self, cluster: &Cluster, namespace: &str) -> Result<bool, WriteError> {
         self.end_pods(namespace).await?;
-        let (backoffs, mut gone) = (self.backoffs(&cluster.metadata.name), true);
+        let (backoffs, mut gone) = (self.backoffs(&cluster.metadata.name), Ok(true));
         let kinds = [Deployment::KIND, StatefulSet::KIND, PersistentVolumeClaim::KIND];
         for kind in kinds.into_iter().filter_map(|kind| self.kind(kind)) {
             for name in kind.names_in(namespace) {
@@ -135,14 +136,18 @@ impl Context {
                 if kind.get(&key).is_none() {
                     continue;
                 }
-                gone = false;
+                gone = gone.map(|_| false);
                 must_lead(&self.leads)?;
-                if kind.remove(&self.client, &key, &backoffs).await? {
-                    self.counters.wrote(kind.name());
+                match kind.remove(&self.client, &key, &backoffs).await {
+                    Ok(true) => self.counters.wrote(kind.name()),
+                    Ok(false) => {}
+                    // What else there is ends all the same.
+                    Err(error) if error.status().is_some() => gone = gone.and(Err(error)),
+                    Err(error) => return Err(error),
                 }
             }
         }
-        Ok(gone && self.pods.in_namespace(namespace).is_empty())
+        gone.map(|gone| gone && self.pods.in_namespace(namespace).is_empty())
     }
 
     /// Ends pods before their workloads do. An API server would go on serving until its clients have found
@@ -182,6 +187,15 @@ impl Context {
     }
 }
 
+/// Whether all is gone that was to end before the namespace. What the API server refuses to delete it may
+/// refuse for ever: once that has taken too long, it is left to the namespace.
+fn is_gone(ended: Result<bool, WriteError>, impatient: bool) -> Result<bool, WriteError> {
+    match ended {
+        Err(error) if impatient && error.status().is_some() => Ok(false),
+        ended => ended,
+    }
+}
+
 /// The pods of `pods` that do not end within [`LAST_GRACE`] yet. A deletion by another client leaves a pod
 /// the time that the pod asks for, and a second one shortens that.
 fn to_end(mut pods: Vec<Arc<Cached<Pod>>>) -> Vec<Arc<Cached<Pod>>> {
@@ -203,7 +217,25 @@ fn left(namespace: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
+
     use super::*;
+    use crate::write::RequestError;
+
+    #[test]
+    fn what_is_refused_for_ever_holds_the_namespace_up_for_a_while_alone() {
+        let refused = || {
+            let answer = Status::failure("no", "Forbidden").with_code(403).boxed();
+            let source = Box::new(kube::Error::Api(answer));
+            Err(WriteError::Request(RequestError::Failed { what: "deleting it".to_owned(), source }))
+        };
+        assert!(is_gone(refused(), false).is_err(), "it is reported");
+        assert!(matches!(is_gone(refused(), true), Ok(false)));
+        // Another replica does it, or nobody can.
+        let silent = || Err(WriteError::Request(RequestError::NoAnswer("deleting it".to_owned())));
+        assert!(is_gone(silent(), true).is_err() && is_gone(Err(WriteError::NotLeading), true).is_err());
+        assert!(matches!(is_gone(Ok(true), false), Ok(true)));
+    }
 
     #[test]
     fn a_pod_that_ends_soon_is_not_told_again_and_one_that_takes_its_time_is() {

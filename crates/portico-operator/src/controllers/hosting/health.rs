@@ -14,7 +14,8 @@ const MONITORING: &str = "monitoring";
 const QUOTED: usize = 300;
 
 /// What to do about an image that a node does not get.
-const IMAGE_REMEDY: &str = ", see the operator's --registry-mirror, --image-pull-secret and --image";
+const IMAGE_REMEDY: &str = ", see the Events of its pod, and the operator's --registry-mirror, \
+                            --image-pull-secret and --image";
 
 /// What to do about a volume that nobody makes.
 const VOLUME_REMEDY: &str = ", its storage class is that of spec.componentsOverride.etcd.storageClass, else \
@@ -97,30 +98,30 @@ fn container_status<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
 /// What the node reports of a container that is not ready. Times and numbers that change by themselves are
 /// left out: the text must be the same at the next look.
 fn trouble(status: &Value) -> Option<String> {
-    let said = |state: &Value| -> Option<String> {
-        let reason = state["reason"].as_str()?;
-        let message = state["message"].as_str().map(|message| format!(" ({})", one_line(message, QUOTED)));
-        Some(format!("{reason}{}", message.unwrap_or_default()))
-    };
-    let ended = &status["lastState"]["terminated"];
-    let words = ended["message"].as_str().map(|words| format!(" ({})", one_line(words, QUOTED)));
-    let code = ended["exitCode"].as_i64();
-    let code =
-        code.map(|code| format!("it ended with exit code {code}{}", words.as_deref().unwrap_or_default()));
-    match status["state"]["waiting"]["reason"].as_str() {
-        // Normal at the beginning.
-        Some("PodInitializing" | "ContainerCreating") | None => code,
-        // The message has the pause, which grows.
-        Some("CrashLoopBackOff") => {
-            let code = code.unwrap_or_default();
-            let log = if words.is_some() { "" } else { "; its log says why" };
-            Some(format!("CrashLoopBackOff: {code}{log}"))
+    let waiting = &status["state"]["waiting"];
+    match waiting["reason"].as_str() {
+        // Normal at the beginning. A program that crashes again and again waits and runs by turns.
+        Some("PodInitializing" | "ContainerCreating" | "CrashLoopBackOff") | None => {
+            ended(&status["lastState"]["terminated"])
         }
+        // An attempt and the pause after it come by turns, and the kubelet quotes ports of its connections.
         Some("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName") => {
-            Some(said(&status["state"]["waiting"])? + IMAGE_REMEDY)
+            let image = one_line(status["image"].as_str().unwrap_or_default(), QUOTED);
+            Some(format!("its node does not get the image {image:?}{IMAGE_REMEDY}"))
         }
-        Some(_) => said(&status["state"]["waiting"]),
+        Some(reason) => {
+            let message = waiting["message"].as_str().map(|words| format!(" ({})", one_line(words, QUOTED)));
+            Some(format!("{reason}{}", message.unwrap_or_default()))
+        }
     }
+}
+
+/// How a program ended the last time.
+fn ended(last: &Value) -> Option<String> {
+    let code = last["exitCode"].as_i64()?;
+    let words = last["message"].as_str().map(|words| format!(" ({})", one_line(words, QUOTED)));
+    let why = words.unwrap_or_else(|| "; its log says why".to_owned());
+    Some(format!("it ended with exit code {code}{why}"))
 }
 
 /// Why no node takes a pod.
@@ -212,14 +213,13 @@ mod tests {
                     "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}}]),
         );
         one["status"]["initContainerStatuses"] = json!([{"name": "etcd", "ready": false,
-            "state": {"waiting": {"reason": "ErrImagePull", "message": "no\nsuch image"}}}]);
+            "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no\nsuch Secret"}}}]);
         let found = components(workloads.iter(), &[one]);
         assert!(serves(&found) && !is_whole(&found));
         assert_eq!(
             text(&found),
-            "etcd 0 of 1: ErrImagePull (no such image), see the operator's --registry-mirror, \
-             --image-pull-secret and --image; scheduler 0 of 1: CrashLoopBackOff: it ended with exit code 2; \
-             its log says why"
+            "etcd 0 of 1: CreateContainerConfigError (no such Secret); scheduler 0 of 1: it ended with exit \
+             code 2; its log says why"
         );
         let health = extended(&found, Layout::Compact, true);
         assert_eq!(health["apiserver"], "HealthStatusUp");
@@ -277,10 +277,31 @@ mod tests {
             "state": {"waiting": {"reason": "PodInitializing"}}}]),
         );
         one["status"]["initContainerStatuses"] = json!([{"name": "etcd-launcher", "ready": false,
-            "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}]);
+            "image": "portico:1", "state": {"waiting": {"reason": "ErrImagePull"}}}]);
         let found = components([&etcd].into_iter(), &[one]);
         let said = text(&found);
-        assert!(said.starts_with("etcd 0 of 1: ErrImagePull (no such image), see"), "{said}");
+        let image = "etcd 0 of 1: its node does not get the image \"portico:1\", see";
+        assert!(said.starts_with(image), "{said}");
+    }
+
+    #[test]
+    fn what_a_node_says_by_turns_has_one_text() {
+        let said = |state: Value| {
+            let status = json!([{"name": "etcd", "ready": false, "image": "etcd:1", "state": state,
+                "lastState": {"terminated": {"exitCode": 2}}}]);
+            text(&components([workload("etcd", 1, &[], &["etcd"])].iter(), &[pod("etcd", &status)]))
+        };
+        let waits =
+            |reason: &str, message: &str| said(json!({"waiting": {"reason": reason, "message": message}}));
+        let image = waits("ErrImagePull", "dial tcp 192.0.2.7:43210: connection refused");
+        assert_eq!(image, waits("ErrImagePull", "dial tcp 192.0.2.7:43212: connection refused"));
+        assert_eq!(image, waits("ImagePullBackOff", "Back-off pulling image \"etcd:1\""));
+        assert!(image.contains("\"etcd:1\"") && image.contains("--registry-mirror"), "{image}");
+        let crashes = waits("CrashLoopBackOff", "back-off 40s restarting failed container");
+        assert_eq!(crashes, waits("CrashLoopBackOff", "back-off 1m20s restarting failed container"));
+        assert_eq!(crashes, said(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}})));
+        assert_eq!(crashes, said(json!({"terminated": {"exitCode": 2}})));
+        assert_eq!(crashes, "etcd 0 of 1: it ended with exit code 2; its log says why");
     }
 
     #[test]
@@ -289,7 +310,7 @@ mod tests {
             "lastState": {"terminated": {"exitCode": 1, "message": "restore the volume"}},
             "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]);
         let found = components([workload("etcd", 1, &[], &["etcd"])].iter(), &[pod("etcd", &waiting)]);
-        let words = "etcd 0 of 1: CrashLoopBackOff: it ended with exit code 1 (restore the volume)";
+        let words = "etcd 0 of 1: it ended with exit code 1 (restore the volume)";
         assert_eq!(text(&found), words);
     }
 

@@ -28,7 +28,7 @@ use tracing::warn;
 use super::alarms::Alarm;
 use super::context::{ACTION, Context, INVALID};
 use super::health::{self, Component, Health};
-use super::kinds::Shared;
+use super::kinds::{Kind, Shared};
 use super::secrets::Reviewed;
 use crate::cache::api;
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
@@ -45,6 +45,9 @@ const PRUNED: [&str; 4] = [ConfigMap::KIND, NetworkPolicy::KIND, PodDisruptionBu
 
 /// Kinds of which pods are made.
 const WORKLOADS: [&str; 2] = [StatefulSet::KIND, Deployment::KIND];
+
+/// How often to look whether the volumes of etcd are restored: no watch tells of claims without labels.
+const RESTORE_PERIOD: Duration = Duration::from_secs(30);
 
 /// A cluster, with what it stands in.
 pub(super) struct Subject<'a> {
@@ -120,8 +123,11 @@ impl Context {
                 return Ok(Outcome { state, health: None, due });
             }
         };
-        let unmade = self.another_shape(&subject, &plane).or_else(|| self.data_lost(&subject));
-        if let Some(state) = unmade {
+        if let Some(state) = self.another_shape(&subject, &plane) {
+            return Ok(Outcome { state, health: None, due });
+        }
+        if let Some(state) = self.data_lost(&subject).await? {
+            let due = due.into_iter().chain([RESTORE_PERIOD]).min();
             return Ok(Outcome { state, health: None, due });
         }
         if let Err(error) = self.copy_pull_secrets(cluster).await {
@@ -223,11 +229,20 @@ impl Context {
     }
 
     /// What etcd held is gone: an empty one in its place, under the same name, would look well.
-    fn data_lost(&self, subject: &Subject<'_>) -> Option<State> {
-        let claims = self.kind(PersistentVolumeClaim::KIND)?;
-        let is_there = |member| claims.get(&subject.key(&portico_hosting::claim_name(member))).is_some();
-        if !subject.is_initialized() || (0..portico_hosting::MOST_MEMBERS).any(is_there) {
-            return None;
+    async fn data_lost(&self, subject: &Subject<'_>) -> Result<Option<State>, WriteError> {
+        let members = 0..portico_hosting::MOST_MEMBERS;
+        let names: Vec<String> = members.map(portico_hosting::claim_name).collect();
+        let is_seen = |kind: &dyn Kind| names.iter().any(|name| kind.get(&subject.key(name)).is_some());
+        if !subject.is_initialized() || self.kind(PersistentVolumeClaim::KIND).is_some_and(is_seen) {
+            return Ok(None);
+        }
+        // A backup may bring one without the labels by which claims are watched.
+        let claims = api::<PersistentVolumeClaim>(&self.client, &subject.namespace);
+        for name in &names {
+            let what = format!("reading {} {}", PersistentVolumeClaim::KIND, subject.key(name));
+            if request(&what, claims.get_opt(name)).await?.is_some() {
+                return Ok(None);
+            }
         }
         let message = format!(
             "the volumes of etcd in {} are gone, and with them all that the cluster held; restore \
@@ -235,7 +250,7 @@ impl Context {
             subject.namespace,
             portico_hosting::claim_name(0)
         );
-        Some(State::bad("DataLost", message))
+        Ok(Some(State::bad("DataLost", message)))
     }
 
     /// Applies the objects of the plan. A workload is made once those before it serve, so that none begins

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use super::context::{ACTION, Context};
 use super::relists::Relists;
 use crate::cache::api;
-use crate::clock::{ahead, judged};
+use crate::clock::far_off;
 use crate::clusters::Work;
 use crate::controllers::exposed::reference;
 use crate::follow::recorded;
@@ -103,22 +103,41 @@ impl Context {
         held: &mut ClusterSecrets,
         used: bool,
     ) -> Result<Reviewed, WriteError> {
-        let review = self.review(pki, held, used)?;
+        let review = match self.review(pki, held, used) {
+            Ok(review) => review,
+            // What exists must not end meanwhile.
+            Err(impossible) => {
+                self.renew(cluster).await?;
+                return Err(impossible);
+            }
+        };
         self.write_due(cluster, review, held).await
     }
 
     /// Keeps alive what exists while it is not known what it should be: what ends is issued again with the
     /// names that it has. Returns when to look again.
     pub(super) async fn renew(&self, cluster: &Cluster) -> Result<Option<Duration>, WriteError> {
+        let Some((mut held, review)) = self.endings(cluster).await? else { return Ok(None) };
+        let reviewed = self.write_due(cluster, review, &mut held).await?;
+        Ok(self.renewal(&reviewed))
+    }
+
+    /// The Secrets of a control plane that exists, and what of them ends soon.
+    async fn endings(&self, cluster: &Cluster) -> Result<Option<(ClusterSecrets, Review)>, WriteError> {
         let (name, namespace) = (&cluster.metadata.name, cluster.name().namespace());
         if self.ours_in(StatefulSet::KIND, &namespace).is_empty() {
             return Ok(None);
         }
-        let mut held = self.secrets(&namespace).await?;
+        let held = self.secrets(&namespace).await?;
         let pki = ClusterPki::as_found(name, &namespace, &held.data, self.settings.keys);
         let review = self.review(&pki, &held, true)?.endings();
-        let reviewed = self.write_due(cluster, review, &mut held).await?;
-        Ok(self.renewal(&reviewed))
+        Ok(Some((held, review)))
+    }
+
+    /// What ends soon of a control plane of which nothing is to be written.
+    pub(super) async fn first_ending(&self, cluster: &Cluster) -> Result<Option<String>, WriteError> {
+        let Some((_, review)) = self.endings(cluster).await? else { return Ok(None) };
+        Ok(review.due.first().map(|due| format!("Secret {}: {}", due.secret, due.why)))
     }
 
     /// Copies the credentials of registries from the namespace of the operator. One that is not there, or
@@ -159,13 +178,11 @@ impl Context {
         mut review: Review,
         held: &mut ClusterSecrets,
     ) -> Result<Reviewed, WriteError> {
-        let mut foreign = Vec::new();
-        if !review.due.is_empty() || !review.lost.is_empty() {
-            // What looks as if it had ended may be good, and what is issued now may be good for nobody.
-            let ahead = ahead(&self.client, self.settings.clock).await;
-            if let Some((false, clock)) = ahead.and_then(|ahead| judged(ahead, None)) {
-                return Ok(Reviewed { review, foreign, clock: Some(clock) });
-            }
+        let (mut foreign, mut refused) = (Vec::new(), Ok(()));
+        if (!review.due.is_empty() || !review.lost.is_empty())
+            && let Some(clock) = far_off(&self.client, self.settings.clock).await
+        {
+            return Ok(Reviewed { review, foreign, clock: Some(clock) });
         }
         for due in std::mem::take(&mut review.due) {
             let current = held.seen.get(due.secret);
@@ -173,11 +190,17 @@ impl Context {
                 foreign.push(due.secret);
                 continue;
             }
-            self.write(cluster, &due, current).await?;
-            let data = due.data.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-            held.data.insert(due.secret.to_owned(), data);
+            match self.write(cluster, &due, current).await {
+                Ok(()) => {
+                    let data = due.data.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+                    held.data.insert(due.secret.to_owned(), data);
+                }
+                // One that is refused for ever must not let the rest end.
+                Err(error) if is_refused(&due, &error) => refused = refused.and(Err(error)),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(Reviewed { review, foreign, clock: None })
+        refused.map(|()| Reviewed { review, foreign, clock: None })
     }
 
     async fn write(
@@ -211,6 +234,11 @@ impl ClusterSecrets {
     pub(super) fn digests(&self) -> Digests {
         digests(&self.data)
     }
+}
+
+/// Whether the others can be written all the same. What rests on an authority must not be before it.
+fn is_refused(due: &Due, error: &WriteError) -> bool {
+    error.status().is_some() && !error.is_conflict() && !due.is_irreplaceable()
 }
 
 /// A Secret as it is applied.

@@ -22,6 +22,7 @@ use portico_hosting::serving::{self, Asked, NodeAddress, REQUESTS, Reserved, Una
 use portico_kube::untrusted_api::{LONGEST_WATCH, Rows, UntrustedApi, UntrustedApiError};
 use portico_pki::Kubeconfig;
 use serde_json::Value;
+use thiserror::Error;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tracing::debug;
@@ -34,8 +35,8 @@ use crate::work_counters::WorkCounters;
 /// The shortest time from one look to the next.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A Node may say its addresses later than its kubelet asks: what was not approved for that is judged again
-/// after this time. Kubelets wait for 15 minutes.
+/// A Node may say its addresses later than its kubelet asks, and what refuses an approval may be mended: what
+/// was not approved for that is judged again after this time. Kubelets wait for 15 minutes.
 const AGAIN: Duration = Duration::from_secs(20);
 
 /// Most lines of one list.
@@ -134,8 +135,34 @@ fn reserved<'a>(cluster: &Cluster, doors: impl IntoIterator<Item = &'a ExposedCl
     reserved
 }
 
+/// Why a request has no approval of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+enum NotApproved {
+    /// There is something wrong with it.
+    #[error(transparent)]
+    Judged(#[from] Unapproved),
+    /// A policy refuses that, say, or a webhook does not answer.
+    #[error("the API server does not take the approval")]
+    NotTaken,
+}
+
+impl NotApproved {
+    /// Its name where it is counted.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Judged(why) => why.reason(),
+            Self::NotTaken => "ServingNotTaken",
+        }
+    }
+
+    /// Whether the same request may be approved later.
+    fn may_change(self) -> bool {
+        matches!(self, Self::Judged(Unapproved::Address) | Self::NotTaken)
+    }
+}
+
 /// What was not approved, and when it was judged.
-type Left = BTreeMap<String, (Unapproved, Instant)>;
+type Left = BTreeMap<String, (NotApproved, Instant)>;
 
 /// One cluster, again and again.
 struct Round {
@@ -176,7 +203,7 @@ impl Round {
             let judged = match self.judge(name).await {
                 // One request of somebody must not keep the others waiting.
                 Err(UntrustedApiError::TooLong(_) | UntrustedApiError::Unreadable(_)) => {
-                    Err(Unapproved::Unreadable)
+                    Err(Unapproved::Unreadable.into())
                 }
                 judged => judged?,
             };
@@ -193,7 +220,7 @@ impl Round {
         if !all {
             return Ok(());
         }
-        let again = left.values().any(|(why, _)| *why == Unapproved::Address);
+        let again = left.values().any(|(why, _)| why.may_change());
         let limit = if again { AGAIN } else { LONGEST_WATCH };
         self.api.changed(&format!("{selected}&resourceVersion={since}"), limit).await
     }
@@ -206,12 +233,12 @@ impl Round {
     }
 
     /// Approves one request, unless there is something wrong with it.
-    async fn judge(&self, name: &str) -> Result<Result<(), Unapproved>, UntrustedApiError> {
+    async fn judge(&self, name: &str) -> Result<Result<(), NotApproved>, UntrustedApiError> {
         let path = format!("{REQUESTS}/{name}");
         // It may be gone by now.
         let Some(object) = self.api.get(&path).await? else { return Ok(Ok(())) };
         let Ok(request) = serde_json::from_value::<CertificateSigningRequest>(object.clone()) else {
-            return Ok(Err(Unapproved::Unreadable));
+            return Ok(Err(Unapproved::Unreadable.into()));
         };
         let spec = &request.spec;
         let ByteString(text) = &spec.request;
@@ -229,13 +256,18 @@ impl Round {
         };
         let addresses = addresses.as_ref().map(node_addresses).unwrap_or_default();
         if let Err(why) = judge(&asked, &addresses, &self.reserved) {
-            return Ok(Err(why));
+            return Ok(Err(why.into()));
         }
         let message = "the names and addresses in it are those of the Node";
         match self.api.approve(&path, object, "PorticoApproved", message).await {
             Ok(()) => self.counters.wrote("CertificateSigningRequest"),
             // Somebody else was there first, or it is gone.
             Err(UntrustedApiError::Refused { code: 404 | 409, .. }) => {}
+            // It answered a moment ago, so this may be about one request only.
+            Err(error @ (UntrustedApiError::Refused { .. } | UntrustedApiError::NoAnswer(_))) => {
+                debug!(cluster = self.cluster, request = name, %error, "an approval is not taken");
+                return Ok(Err(NotApproved::NotTaken));
+            }
             Err(error) => return Err(error),
         }
         Ok(Ok(()))
@@ -265,8 +297,7 @@ fn node_addresses(node: &Value) -> Vec<NodeAddress> {
 /// and again would hold them up.
 fn due<'a>(waiting: &'a [String], left: &Left) -> Vec<&'a String> {
     let is_due = |name: &&String| match left.get(*name) {
-        Some((Unapproved::Address, judged)) => judged.elapsed() >= AGAIN,
-        Some(_) => false,
+        Some((why, judged)) => why.may_change() && judged.elapsed() >= AGAIN,
         None => true,
     };
     let mut due: Vec<&String> = waiting.iter().filter(is_due).collect();
@@ -277,9 +308,24 @@ fn due<'a>(waiting: &'a [String], left: &Left) -> Vec<&'a String> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::future::pending;
+
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use portico_kube::untrusted_api::REQUEST_TIMEOUT;
+    use portico_lab::faulty_api::{Answer, FaultyApi};
+    use portico_lab::pki::Certificate;
+    use portico_pki::Credential;
     use serde_json::json;
+    use tokio::task::yield_now;
+    use tower::service_fn;
 
     use super::*;
+    use crate::status::StatusHandle;
 
     #[test]
     fn while_a_cluster_migrates_no_node_gets_a_name_or_an_address_of_either_door() {
@@ -307,12 +353,81 @@ mod tests {
     fn requests_that_fail_again_and_again_hold_up_no_other() {
         let waiting: Vec<String> = (0..200).map(|number| format!("csr-{number:03}")).collect();
         let long_ago = Instant::now().checked_sub(2 * AGAIN).unwrap();
-        let failed = |name: &String| (name.clone(), (Unapproved::Address, long_ago));
+        let failed = |name: &String| (name.clone(), (Unapproved::Address.into(), long_ago));
         let mut left: Left = waiting[..199].iter().map(failed).collect();
-        left.insert("csr-000".to_owned(), (Unapproved::Names, long_ago));
+        left.insert("csr-000".to_owned(), (Unapproved::Names.into(), long_ago));
         let due = due(&waiting, &left);
         assert_eq!((due.len(), &**due[0]), (MOST_JUDGED, "csr-199"));
         assert!(!due.contains(&&waiting[0]), "nothing about it changes");
+    }
+
+    /// The API server of a cluster in which the Node `one` asks for these certificates. It approves them all.
+    fn cluster_with(requests: &'static [&'static str]) -> Client {
+        let asked = Certificate::server(&["one"]).common_name("system:node:one").organisation("system:nodes");
+        let asked = asked.with(|params| {
+            params.key_usages.clear();
+            params.extended_key_usages.clear();
+        });
+        let spec = json!({"signerName": serving::SIGNER, "username": "system:node:one",
+            "groups": ["system:nodes"], "usages": ["digital signature", "server auth"],
+            "request": BASE64_STANDARD.encode(asked.request().unwrap())});
+        let request = json!({"spec": spec});
+        let node = json!({"status": {"addresses": [{"type": "Hostname", "address": "one"}]}});
+        let rows: Vec<Value> = requests.iter().map(|name| json!({"cells": [name, "Pending"]})).collect();
+        let list = json!({"metadata": {"resourceVersion": "1"}, "rows": rows,
+            "columnDefinitions": [{"name": "Name"}, {"name": "Condition"}]});
+        let service = service_fn(move |asked: Request<Body>| {
+            let answer = match asked.uri().path() {
+                REQUESTS => &list,
+                path if path.starts_with(REQUESTS) => &request,
+                _ => &node,
+            };
+            let answer = Response::new(Body::from(answer.to_string().into_bytes()));
+            async move { Ok::<_, Infallible>(answer) }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_approval_is_refused_or_not_answered_holds_up_no_other() {
+        let faulty = FaultyApi::default();
+        faulty.rules(|rules| {
+            rules.answers = vec![("refused/approval", Answer::Status(422), usize::MAX)];
+            rules.mute_to = Some("unanswered/approval");
+        });
+        let port = faulty.serve(&cluster_with(&["refused", "unanswered", "right"])).await.unwrap();
+        let credential = Credential::Token("secret".to_owned());
+        let (server, authority) = (port.url().to_owned(), port.authority().cert());
+        let kubeconfig = Kubeconfig { cluster: "a".to_owned(), server, authority, credential };
+        let api = UntrustedApi::new(&kubeconfig.to_yaml(), Dialer::direct()).await.unwrap();
+        let status = StatusHandle::default();
+        let counters = WorkCounters::new("user-cluster", &status);
+        let round = Round { cluster: "a".to_owned(), api, reserved: Reserved::default(), counters };
+        let mut left = Left::new();
+        let time_passes = async {
+            while faulty.rules(|rules| rules.unanswered) == 0 {
+                yield_now().await;
+            }
+            tokio::time::pause();
+            tokio::time::advance(REQUEST_TIMEOUT).await;
+            tokio::time::resume();
+            pending::<Infallible>().await
+        };
+        let looked = tokio::select! {
+            looked = round.once(&mut left) => looked,
+            never = time_passes => match never {},
+        };
+        looked.unwrap();
+        let why: BTreeMap<&str, NotApproved> = left.iter().map(|(name, (why, _))| (&**name, *why)).collect();
+        let not_taken = ["refused", "unanswered"].map(|name| (name, NotApproved::NotTaken));
+        assert_eq!(why, not_taken.into());
+        let work = status.get().controllers["user-cluster"].clone();
+        assert_eq!(work.writes["CertificateSigningRequest"], 1);
+        assert_eq!(work.errors["ServingNotTaken"], 2);
+        let waiting = ["refused", "unanswered"].map(str::to_owned);
+        assert!(due(&waiting, &left).is_empty());
+        left.values_mut().for_each(|(_, judged)| *judged -= AGAIN);
+        assert_eq!(due(&waiting, &left), [&waiting[0], &waiting[1]]);
     }
 
     #[test]

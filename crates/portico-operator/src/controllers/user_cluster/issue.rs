@@ -7,11 +7,10 @@
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::Resource;
+use kube::{Client, Resource};
 use portico_api::exposed_cluster::MigrationState;
 use portico_expose::exposure::{CLUSTER_LABEL, MANAGED_BY};
 use portico_expose::migration::{Fact, Proof};
-use portico_kube::apply::{Applied, apply};
 use portico_kube::cached::Cached;
 use portico_pki::inventory::{ADMIN_KUBECONFIG, CA_CERTIFICATE, CA_KEY, KUBECONFIG, LEAVES, Signer};
 use portico_pki::{Authority, Credential, KeyKind, Kubeconfig, Names, Pair, Profile};
@@ -20,7 +19,8 @@ use serde_json::{Value, json};
 use super::context::Context;
 use super::subject::{Known, Subject, text};
 use crate::cache::api;
-use crate::write::{RequestError, request};
+use crate::clock::far_off;
+use crate::write::RequestError;
 
 impl Context {
     /// Makes the Secret as it should be; `Err` says why there can be none.
@@ -51,7 +51,8 @@ impl Context {
             authority,
             credential: Credential::Token(String::new()),
         };
-        let kubeconfig = match present(current.as_ref().and_then(held), address, &signer, Timestamp::now()) {
+        let before = current.as_ref().and_then(held);
+        let kubeconfig = match timely(&self.client, before, address, &signer, Timestamp::now).await {
             Ok(kubeconfig) => kubeconfig,
             Err(why) => {
                 let secret = signs.meta().name.as_deref().unwrap_or_default();
@@ -62,10 +63,7 @@ impl Context {
         };
         let what = format!("Secret {namespace}/{ADMIN_KUBECONFIG}");
         let wanted = wanted(name, namespace, &kubeconfig);
-        if let Applied::Changed(_) = request(&what, apply(&secrets, &wanted, current.as_ref())).await? {
-            self.counters.wrote("Secret");
-        }
-        Ok(Ok(()))
+        self.apply(&what, &secrets, &wanted, current.as_ref()).await
     }
 
     /// Whether the kubeconfig of a cluster that migrates leads to its first door, KKP's too.
@@ -123,6 +121,23 @@ fn pair(secret: &Secret) -> Option<Pair> {
     Some(Pair { certificate: text(secret, CA_CERTIFICATE)?, key: text(secret, CA_KEY)? })
 }
 
+/// What [`present`] has. By a clock that is far off nothing takes the place of the credential of `before`.
+async fn timely(
+    client: &Client,
+    before: Option<Kubeconfig>,
+    address: Kubeconfig,
+    signer: &Pair,
+    now: fn() -> Timestamp,
+) -> Result<Kubeconfig, String> {
+    let kubeconfig = present(before.clone(), address, signer, now())?;
+    if before.is_some_and(|before| before.credential != kubeconfig.credential)
+        && let Some(clock) = far_off(client, now).await
+    {
+        return Err(format!("it signs nothing in place of the former while the operator's clock is {clock}"));
+    }
+    Ok(kubeconfig)
+}
+
 /// The kubeconfig that leads to `address`, with the credential of `before` as long as that is good.
 fn present(
     before: Option<Kubeconfig>,
@@ -145,7 +160,12 @@ fn profile() -> Option<Profile> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response, header};
     use jiff::ToSpan;
+    use kube::client::Body;
+    use tower::service_fn;
 
     use super::*;
 
@@ -171,6 +191,35 @@ mod tests {
         let other = Authority::create("client-ca", KeyKind::default(), now()).unwrap();
         let replaced = present(Some(first.clone()), kubeconfig_to("https://a:1"), &other, now()).unwrap();
         assert!(replaced.credential != first.credential);
+    }
+
+    /// An API server whose clock is right.
+    fn on_time() -> Client {
+        let service = service_fn(|_: Request<Body>| async {
+            let date = Timestamp::now().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+            Ok::<_, Infallible>(Response::builder().header(header::DATE, date).body(Body::empty()).unwrap())
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_far_ahead_replaces_no_certificate_that_is_good() {
+        let (api, early) = (on_time(), Timestamp::now() - (340 * 24).hours());
+        let ca = Authority::create("client-ca", KeyKind::default(), early).unwrap();
+        let first = present(None, kubeconfig_to("https://a:1"), &ca, Timestamp::now()).unwrap();
+        let ahead = || Timestamp::now() + (340 * 24).hours();
+        let issued = timely(&api, Some(first.clone()), kubeconfig_to("https://a:1"), &ca, ahead).await;
+        let why = issued.err().unwrap();
+        assert!(why.contains("clock is more than two hours ahead of the API server's"), "{why}");
+        // Another address ends no credential, and waits for no clock.
+        let days_ahead = || Timestamp::now() + (3 * 24).hours();
+        let moved = timely(&api, Some(first.clone()), kubeconfig_to("https://a:2"), &ca, days_ahead).await;
+        let moved = moved.unwrap();
+        assert!(moved.credential == first.credential && moved.server == "https://a:2");
+        let late = present(None, kubeconfig_to("https://a:1"), &ca, early).unwrap();
+        let renewed =
+            timely(&api, Some(late.clone()), kubeconfig_to("https://a:1"), &ca, Timestamp::now).await;
+        assert!(renewed.unwrap().credential != late.credential);
     }
 
     #[test]

@@ -10,8 +10,9 @@ use portico_expose::migration::{Fact, Proof};
 use portico_expose::services::KONNECTIVITY;
 use portico_expose::strategy;
 use portico_expose::user_cluster::{BAD_KUBECONFIG, Konnectivity, NO_KUBECONFIG};
-use portico_kube::apply::{Applied, apply};
+use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::cached::Cached;
+use portico_kube::error::describe;
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::{self, INTERNAL_KUBECONFIG};
 use serde_json::{Value, json};
@@ -22,13 +23,16 @@ use super::subject::{Clusters, Known, NOT_EXPOSED, Readiness, Subject, text};
 use crate::cache::api;
 use crate::controllers::exposed::Written;
 use crate::controllers::exposure::belongs_to;
-use crate::write::{RequestError, is_terminating, request};
+use crate::write::{RequestError, is_terminating, request, status};
 
 /// What agents must trust, by the controller of seed components: during a change of CA both.
 const TUNNEL_TRUST: &str = inventory::Signer::Tunnel.secret();
 
 /// The Secret of a tunnel certificate that something else made, with its CA beside it.
 const TUNNEL_CERTIFICATE: &str = inventory::LEAVES[0].secret;
+
+/// The reason of what the seed does not do as it is asked to.
+const SEED_UNAVAILABLE: &str = "SeedUnavailable";
 
 /// A pass did not do what it should; the report says why. Retried with back-off.
 #[derive(Debug, Error)]
@@ -57,7 +61,7 @@ impl Context {
                 return Ok(());
             }
             Err(error) => {
-                let readiness = Readiness::failed("SeedUnavailable", error.to_string());
+                let readiness = Readiness::failed(SEED_UNAVAILABLE, error.to_string());
                 self.observe(&exposed, Known::new(), &readiness);
                 self.record(name, &readiness, true);
                 return Err(Failed);
@@ -84,7 +88,7 @@ impl Context {
         let mut known = Known::new();
         let readiness = match self.steps(&subject, &mut known).await {
             Ok(readiness) => readiness,
-            Err(error) => Readiness::failed("SeedUnavailable", error.to_string()),
+            Err(error) => Readiness::failed(SEED_UNAVAILABLE, error.to_string()),
         };
         self.observe(&subject.exposed, known, &readiness);
         if self.mark(&subject.cluster, &readiness).await { Err(Failed) } else { Ok(()) }
@@ -101,17 +105,11 @@ impl Context {
             self.approvers.end(&subject.cluster.metadata.name);
             return Ok(not_exposed());
         }
-        if !subject.has_tunnel() {
-            self.forget_authority(subject).await?;
-        }
+        let forgotten = if subject.has_tunnel() { Ok(()) } else { self.forget_authority(subject).await? };
         let issued = self.issue(subject).await?;
         self.prove_issued(subject, known).await?;
-        let readiness = self.inner(subject, known).await?;
-        Ok(match issued {
-            Ok(()) => readiness,
-            Err(why) if readiness.ready => Readiness::failed("NoAdminKubeconfig", why),
-            Err(why) => Readiness { message: format!("{}; {why}", readiness.message), ..readiness },
-        })
+        let readiness = with_write(self.inner(subject, known).await?, SEED_UNAVAILABLE, forgotten);
+        Ok(with_write(readiness, "NoAdminKubeconfig", issued))
     }
 
     /// The inside, with the kubeconfig that leads there.
@@ -142,9 +140,9 @@ impl Context {
         };
         let (first, next) = self.konnectivity(subject).await?;
         let konnectivity = (&first, next.as_ref());
-        let mut tunnel_ca = None;
+        let (mut tunnel_ca, mut named) = (None, Ok(()));
         if subject.has_tunnel() {
-            self.name_authority(subject, &kubeconfig.authority).await?;
+            named = self.name_authority(subject, &kubeconfig.authority).await?;
             tunnel_ca = self.tunnel_ca().await?;
         }
         let hosted = self.hosted(subject, &first).await?;
@@ -152,7 +150,7 @@ impl Context {
         let kept = self.reconcile_inside(subject, &kubeconfig, konnectivity, tunnel_ca, hosted).await;
         self.approve(subject, &kubeconfig, kept.answered).await;
         self.prove(subject, &kubeconfig, konnectivity, &kept, known).await?;
-        Ok(kept.readiness)
+        Ok(with_write(kept.readiness, SEED_UNAVAILABLE, named))
     }
 
     /// Where Konnectivity is by the first door, and by the second until that is being closed.
@@ -189,32 +187,58 @@ impl Context {
 
     /// Writes on the Cluster what signs its API server's certificate, unless somebody else has: the gateway
     /// asks that API server whether an agent's token is good.
-    async fn name_authority(&self, subject: &Subject, authority: &str) -> Result<(), RequestError> {
+    async fn name_authority(
+        &self,
+        subject: &Subject,
+        authority: &str,
+    ) -> Result<Result<(), String>, RequestError> {
         let metadata = &subject.cluster.metadata;
         if metadata.annotation(API_SERVER_CA).is_some() && !subject.seen.is_ours() {
-            return Ok(());
+            return Ok(Ok(()));
         }
         self.annotate(subject, json!({API_SERVER_CA: authority})).await
     }
 
     /// Takes back what [`Self::name_authority`] wrote: only agents need it.
-    async fn forget_authority(&self, subject: &Subject) -> Result<(), RequestError> {
+    async fn forget_authority(&self, subject: &Subject) -> Result<Result<(), String>, RequestError> {
         let written = subject.cluster.metadata.annotation(API_SERVER_CA).is_some();
-        if written && subject.seen.is_ours() { self.annotate(subject, json!({})).await } else { Ok(()) }
+        if written && subject.seen.is_ours() { self.annotate(subject, json!({})).await } else { Ok(Ok(())) }
     }
 
     /// Applies these annotations of the Cluster, and no others.
-    async fn annotate(&self, subject: &Subject, annotations: Value) -> Result<(), RequestError> {
+    async fn annotate(
+        &self,
+        subject: &Subject,
+        annotations: Value,
+    ) -> Result<Result<(), String>, RequestError> {
         let metadata = &subject.cluster.metadata;
         let clusters = api::<Clusters>(&self.client, "");
         // Not on one that somebody made anew under this name.
         let wanted = json!({"metadata": {"name": metadata.name, "uid": metadata.uid,
             "annotations": annotations}});
-        let written = apply(&clusters, &wanted, Some(&subject.seen));
-        if let Applied::Changed(_) = request("annotation of the Cluster", written).await? {
-            self.counters.wrote("Cluster");
+        self.apply("annotation of the Cluster", &clusters, &wanted, Some(&subject.seen)).await
+    }
+
+    /// Applies an object of the seed. A refusal is the `Err` within: it may last, and what is inside must not
+    /// wait for its end.
+    pub(super) async fn apply<K: k8s_openapi::Resource + 'static>(
+        &self,
+        what: &str,
+        api: &Api<Cached<K>>,
+        wanted: &Value,
+        current: Option<&Cached<K>>,
+    ) -> Result<Result<(), String>, RequestError> {
+        let written = async {
+            match apply(api, wanted, current).await {
+                Err(error) if is_refusal(&error) => Ok(Err(format!("{what}: {}", describe(&error)))),
+                written => written.map(Ok),
+            }
+        };
+        let written = request(what, written).await?;
+        if let Ok(Applied::Changed(_)) = written {
+            self.counters.wrote(K::KIND);
         }
-        Ok(())
+        Ok(written.map(drop))
     }
 
     async fn cluster(&self, name: &str) -> Result<Option<(Cached<Clusters>, Cluster)>, RequestError> {
@@ -223,6 +247,24 @@ impl Context {
             let cluster = serde_json::from_value(seen.value()).ok()?;
             Some((seen, cluster))
         }))
+    }
+}
+
+/// Whether the API server has answered that it does not take the object as it is. After a conflict the pass
+/// begins anew.
+fn is_refusal(error: &ApplyError) -> bool {
+    status(&error.source).is_some_and(|status| !status.is_conflict())
+}
+
+/// The status of an inside, with what came of a write on the seed.
+fn with_write(readiness: Readiness, reason: &'static str, written: Result<(), String>) -> Readiness {
+    match written {
+        Ok(()) => readiness,
+        Err(why) if readiness.ready => Readiness::failed(reason, why),
+        Err(why) => {
+            let message = format!("{}; {why}", readiness.message);
+            Readiness { message, failed: true, ..readiness }
+        }
     }
 }
 

@@ -89,7 +89,9 @@ impl<F: Fn() -> ControllerStatus + Send + Sync + 'static> Collector for FrontMet
         }
         if let Some(planes) = &status.control_planes {
             let help = "Hosted control planes by the reason of their condition.";
-            let not_ready = ("operator_control_planes_not_ready", "Hosted control planes that do not serve.");
+            let help_not_ready =
+                "Hosted control planes that do not serve, and paused ones whose certificates end.";
+            let not_ready = ("operator_control_planes_not_ready", help_not_ready);
             write_part(planes, ("operator_control_planes", help), not_ready, &mut out)?;
         }
         status.seeds.as_ref().map_or(Ok(()), |seeds| write_seeds(seeds, &mut out))?;
