@@ -160,6 +160,26 @@ impl AssignedAddress {
         }
     }
 
+    /// Undoes what [`take`](Self::take) has done. What another agent has made, and may still use, stays.
+    pub async fn give_up(self) {
+        let Placement { adopted, added, index, .. } = *self.status.placement();
+        if !adopted {
+            return self.release().await;
+        }
+        let address = self.settings.address;
+        self.leave().await;
+        if !added {
+            return;
+        }
+        let removed = match Host::open() {
+            Ok(host) => host.remove_address(index, address).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::error!(%address, %error, "cannot remove the address; it stays");
+        }
+    }
+
     /// Leaves everything in place: a successor has taken over.
     pub async fn leave(self) {
         let address = self.settings.address;

@@ -290,13 +290,13 @@ impl Host {
         done(self.0.link().del(index).execute()).await
     }
 
-    /// Adds an address that this host alone uses (scope `host`). One that is there already is fine.
-    pub(super) async fn add_address(&self, index: u32, address: IpAddr) -> io::Result<()> {
+    /// Adds an address that this host alone uses (scope `host`). Returns false if it is there already.
+    pub(super) async fn add_address(&self, index: u32, address: IpAddr) -> io::Result<bool> {
         let mut request = self.0.address().add(index, address, max_prefix(address));
         *request.message_mut() = host_address(index, address);
         match done(request.execute()).await {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            result => result,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            result => result.map(|()| true),
         }
     }
 

@@ -19,6 +19,8 @@ pub struct Placement {
     pub interface: Box<str>,
     /// Whether it was there already, left by another agent or still in use by it.
     pub adopted: bool,
+    /// Whether the address was not, on an interface that was.
+    pub(super) added: bool,
     /// Why it is none of the better kinds. Empty if it is the best, or adopted.
     pub why: Box<str>,
     pub(super) index: u32,
@@ -58,9 +60,10 @@ pub(super) async fn establish(
         return Err(AddressError::Collisions(vec![Collision::name_taken(&link, &addresses)]));
     }
     let adopting = |source| AddressError::of(format!("adopt interface {interface}"), source);
-    complete(host, settings, &link).await.map_err(adopting)?;
+    let added = complete(host, settings, &link).await.map_err(adopting)?;
     let kind = if is_pair(&link) { Kind::Veth } else { Kind::Dummy };
-    Ok(Placement { kind, interface: link.name, adopted: true, why: "".into(), index: link.index })
+    let (index, adopted) = (link.index, !is_half_made);
+    Ok(Placement { kind, interface: link.name, adopted, added, why: "".into(), index })
 }
 
 /// Makes an interface of the first kind that works.
@@ -70,7 +73,8 @@ async fn make(host: &Host, settings: &Settings) -> Result<Placement, AddressErro
         match make_kind(host, settings, kind).await {
             Ok(link) => {
                 let why = tried.join("; ").into();
-                return Ok(Placement { kind, interface: link.name, adopted: false, why, index: link.index });
+                let (interface, index) = (link.name, link.index);
+                return Ok(Placement { kind, interface, adopted: false, added: false, why, index });
             }
             Err(source) if is_right_missing(&source) => {
                 let what = format!("make interface {} with {}", settings.interface, settings.address);
@@ -99,8 +103,8 @@ async fn make_kind(host: &Host, settings: &Settings, kind: Kind) -> io::Result<L
     Ok(link)
 }
 
-/// Sets the interface up, with the address.
-async fn complete(host: &Host, settings: &Settings, link: &Link) -> io::Result<()> {
+/// Sets the interface up, with the address. Returns false if that is there already.
+async fn complete(host: &Host, settings: &Settings, link: &Link) -> io::Result<bool> {
     host.set_up(link.index).await?;
     if is_pair(link)
         && let Some(peer) = host.link(&peer_of(&link.name)).await?

@@ -70,6 +70,7 @@ enum End {
     Crash,
     /// The same, after it has removed the addresses of others.
     RemoveOthers,
+    GiveUp,
 }
 
 /// An agent as far as the address goes: holds it on a thread until the test ends it.
@@ -94,6 +95,7 @@ impl Agent {
                 End::Leave => held.leave().await,
                 End::Crash => drop(held),
                 End::RemoveOthers => held.remove_others().await,
+                End::GiveUp => held.give_up().await,
             }
         });
         let status = reported.recv().unwrap()?;
@@ -320,7 +322,12 @@ fn an_agent_with_another_address_takes_the_old_one_away_once_it_is_alone() {
     let host = host(&lab, "a");
     let before = state(&host);
     let elsewhere = Settings { address: Ipv4Addr::new(100, 64, 30, 11).into(), ..Settings::default() };
-    let old = Agent::start(&host, elsewhere).unwrap();
+    let old = Agent::start(&host, elsewhere.clone()).unwrap();
+    let held = state(&host);
+    Agent::start(&host, elsewhere).unwrap().end(End::GiveUp);
+    assert_eq!(state(&host), held, "what another agent has made stays");
+    Agent::start(&host, Settings::default()).unwrap().end(End::GiveUp);
+    assert_eq!(state(&host), held, "what is its own goes");
     let new = Agent::start(&host, Settings::default()).unwrap();
     let addresses = || ip(&host, "-o address show dev portico");
     let has = |last: u8| addresses().contains(&format!(" 100.64.30.{last}/32 "));
@@ -354,7 +361,7 @@ fn what_a_killed_agent_has_half_made_is_completed_by_the_next() {
         let agent = Agent::start(&host, Settings::default()).unwrap();
         assert_eq!(agent.status.placement().kind, expected);
         has_address(&host).unwrap();
-        agent.end(End::Release);
+        agent.end(End::GiveUp);
         assert_eq!(state(&host), before);
         // Of use to somebody.
         ip(&host, &format!("link add portico up type {way}"));

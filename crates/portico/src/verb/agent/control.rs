@@ -321,12 +321,10 @@ impl HeldAddress {
         }
     }
 
-    /// Undoes what was done before anything was served. What another agent has made, and may still use,
-    /// stays.
+    /// Undoes what was done before anything was served.
     async fn give_up(self) {
-        match &self.0 {
-            Some(held) if held.status().placement().adopted => self.leave().await,
-            _ => self.release().await,
+        if let Some(held) = self.0 {
+            held.give_up().await;
         }
     }
 }
