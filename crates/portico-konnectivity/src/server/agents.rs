@@ -117,7 +117,14 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         tokio::spawn(connect(Arc::clone(&connection), call));
     };
     let (activity, peer) = (&connection.activity, &connection.peer);
-    let ended = http2::serve(stream, limits, activity, peer, start, shared.agents_stopped()).await;
+    let stops = async {
+        shared.drained().await;
+        // It holds memory, for whose end a drain waits.
+        if peer.is_known() {
+            shared.agents_stopped().await;
+        }
+    };
+    let ended = http2::serve(stream, limits, activity, peer, start, stops).await;
     let is_upstream = peer.is_known() && !peer.is_native.load(Relaxed);
     let is_away = is_upstream && matches!(ended, Err(ConnectionError::Silent));
     match ended {

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -54,7 +54,6 @@ pub(crate) struct Shared {
     pub(crate) idle_frontends: Arc<Slots>,
     lines: Lines,
     started: Instant,
-    draining: AtomicBool,
     pub(crate) stop: watch::Sender<Stop>,
 }
 
@@ -62,6 +61,8 @@ pub(crate) struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
     NotYet,
+    /// There are no more dials: peers that are no agents yet.
+    Strangers,
     Agents,
     Everything,
 }
@@ -147,7 +148,6 @@ impl Shared {
             ),
             lines: Lines::default(),
             started: Instant::now(),
-            draining: AtomicBool::default(),
             stop: watch::Sender::new(Stop::NotYet),
         })
     }
@@ -206,11 +206,16 @@ impl Shared {
 
     /// No more dials from now on.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Relaxed);
+        self.stop.send_replace(Stop::Strangers);
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Relaxed)
+        *self.stop.borrow() != Stop::NotYet
+    }
+
+    /// Ready once there are no more dials.
+    pub(crate) async fn drained(&self) {
+        self.stops(Stop::Strangers).await;
     }
 
     /// Ready once frontends have to end.

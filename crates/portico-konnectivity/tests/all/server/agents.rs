@@ -161,6 +161,17 @@ async fn a_server_that_drains_waits_for_dials_that_are_under_way() {
 }
 
 #[tokio::test]
+async fn a_server_that_drains_does_not_wait_for_peers_that_are_no_agents() {
+    let mut rig = Rig::start(Mode::Grpc).await;
+    let _agent = rig.agent("a").await;
+    let mut stranger = rig.peer().await;
+    until(|| rig.status.unauthenticated() == 1 && rig.status.memory().0 > 0).await;
+    assert_eq!(rig.server.drain(2 * PATIENCE).await, 0);
+    stranger.ends().await;
+    assert_eq!(rig.status.agents().len(), 1, "agents stay");
+}
+
+#[tokio::test]
 async fn a_server_that_drains_waits_until_a_slow_frontend_by_grpc_has_got_the_last_bytes() {
     // More than a Unix socket holds.
     const LAST: usize = 512 * 1024;
