@@ -99,9 +99,10 @@ async fn do_step(
         }
         Step::Reads => while timeout(MOMENT, connect.packet()).await.is_ok() {},
         Step::Accepts(len) => {
-            if let Ok(Some(stream)) = timeout(MOMENT, connect.streams.recv()).await {
-                let (mut to_agent, _) = stream.accept();
-                // The agent may have reset it already.
+            // The agent may have reset it already.
+            if let Ok(Some(stream)) = timeout(MOMENT, connect.streams.recv()).await
+                && let Ok((mut to_agent, _)) = stream.try_accept()
+            {
                 let _ = to_agent.send_data(vec![b'x'; len].into(), len.is_multiple_of(2));
                 accepted.push(to_agent);
             }

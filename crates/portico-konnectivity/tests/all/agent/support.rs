@@ -220,9 +220,14 @@ impl Stream {
         DialId(self.request.headers()[DIAL].to_str().unwrap().parse().unwrap())
     }
 
-    pub(crate) fn accept(mut self) -> (SendStream<Bytes>, RecvStream) {
-        let to_agent = self.respond.send_response(Response::new(()), false).unwrap();
-        (to_agent, self.request.into_body())
+    pub(crate) fn accept(self) -> (SendStream<Bytes>, RecvStream) {
+        self.try_accept().unwrap()
+    }
+
+    /// Fails if the agent has reset it.
+    pub(crate) fn try_accept(mut self) -> Result<(SendStream<Bytes>, RecvStream), h2::Error> {
+        let to_agent = self.respond.send_response(Response::new(()), false)?;
+        Ok((to_agent, self.request.into_body()))
     }
 }
 
