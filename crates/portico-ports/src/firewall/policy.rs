@@ -63,16 +63,19 @@ pub(super) fn write_kubernetes(rules: &Ruleset, writing: &Writing<'_>) -> Writte
 }
 
 pub(super) fn write_cilium(rules: &Ruleset, writing: &Writing<'_>) -> Result<Written, CannotWrite> {
-    let rows = rows_with_pods(rules);
-    if writing.default_deny && !rows.is_empty() {
+    let of_pods = rules.roles.iter().all(|role| role.key == POD_ROLE);
+    let mut cut_off = rows_with_pods(rules);
+    if of_pods && cut_off.is_empty() {
+        cut_off.push("API servers of user clusters");
+    }
+    if writing.default_deny && !cut_off.is_empty() {
         // A policy that cuts off what it is to allow is worse than none.
         return Err(CannotWrite(format!(
             "{}: the other end is pods of the same cluster. {IDENTITIES}. With --default-deny they would be \
              refused, so no policy is written: leave it out, or write the policy by hand",
-            rows.join(" ")
+            cut_off.join(" ")
         )));
     }
-    let of_pods = rules.roles.iter().all(|role| role.key == POD_ROLE);
     let mut notes = vec![IDENTITIES.to_owned()];
     let mut spec = json!({
         (if of_pods { "endpointSelector" } else { "nodeSelector" }): selector(writing),

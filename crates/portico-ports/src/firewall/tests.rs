@@ -173,6 +173,10 @@ fn cilium_is_not_told_to_refuse_pods_that_no_cidr_rule_of_it_can_allow() {
         assert!(refused.starts_with(row) && refused.contains("labels"), "{refused}");
         assert!(write(role, false).unwrap().text.contains("enableDefaultDeny"), "{role}");
     }
+    let kkp = ruleset("kkp", "front", &["strategy=NodePort"], INVENTORY).unwrap();
+    let writing = Writing { default_deny: true, selector: &[], namespace: "kubermatic" };
+    let refused = Target::Cilium.write(&kkp, &writing).unwrap_err().to_string();
+    assert!(refused.starts_with("API servers of user clusters: "), "no row of KKP's has them: {refused}");
     assert!(
         write("seed", true).unwrap().text.contains("enableDefaultDeny"),
         "it has no pods at the other end"

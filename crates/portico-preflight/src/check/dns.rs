@@ -51,10 +51,11 @@ async fn over_udp(server: SocketAddr, id: u16) -> Observation {
     asking.await.unwrap_or_else(|error: io::Error| Observation::of_error(&error, None))
 }
 
-/// Asks again and again, for ever. An answer to an earlier attempt will do.
+/// Asks again and again, for ever. An answer to an earlier attempt will do, so the time is that since the
+/// first.
 async fn ask_until_answered(socket: &UdpSocket, id: u16) -> io::Result<Observation> {
+    let began = Instant::now();
     loop {
-        let began = Instant::now();
         if let Ok(answered) = timeout(AGAIN, ask(socket, id)).await {
             return answered.map(|()| Observation::Answered { micros: micros(began) });
         }

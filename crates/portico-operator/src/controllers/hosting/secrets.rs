@@ -136,8 +136,11 @@ impl Context {
 
     /// What ends soon of a control plane of which nothing is to be written.
     pub(super) async fn first_ending(&self, cluster: &Cluster) -> Result<Option<String>, WriteError> {
-        let Some((_, review)) = self.endings(cluster).await? else { return Ok(None) };
-        Ok(review.due.first().map(|due| format!("Secret {}: {}", due.secret, due.why)))
+        let Some((held, review)) = self.endings(cluster).await? else { return Ok(None) };
+        // Those of others are not renewed by the end of the pause either.
+        let is_ours = |due: &&Due| held.seen.get(due.secret).is_some_and(|current| current.is_ours());
+        let first = review.due.iter().find(is_ours);
+        Ok(first.map(|due| format!("Secret {}: {}", due.secret, due.why)))
     }
 
     /// Copies the credentials of registries from the namespace of the operator. One that is not there, or

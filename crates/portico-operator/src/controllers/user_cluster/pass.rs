@@ -261,10 +261,9 @@ fn with_write(readiness: Readiness, reason: &'static str, written: Result<(), St
     match written {
         Ok(()) => readiness,
         Err(why) if readiness.ready => Readiness::failed(reason, why),
-        Err(why) => {
-            let message = format!("{}; {why}", readiness.message);
-            Readiness { message, failed: true, ..readiness }
-        }
+        // What waits is no trouble by itself.
+        Err(why) if !readiness.failed => Readiness::failed(reason, format!("{why}; {}", readiness.message)),
+        Err(why) => Readiness { message: format!("{}; {why}", readiness.message), ..readiness },
     }
 }
 
