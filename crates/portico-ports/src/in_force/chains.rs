@@ -55,6 +55,8 @@ pub(super) enum Action {
     Accept,
     Refuse,
     Jump(String),
+    /// As a jump that does not come back: the end of the other chain is the end of this one.
+    Goto(String),
     Return,
     /// It counts or logs.
     Nothing,
@@ -99,7 +101,8 @@ impl InForce {
                         return Some(answer);
                     }
                 }
-                Action::Jump(_) => return Some(false),
+                Action::Goto(target) if jumps > 0 => return self.judge(target, packet, jumps - 1),
+                Action::Jump(_) | Action::Goto(_) => return Some(false),
             }
         }
         None
@@ -133,7 +136,7 @@ impl InForce {
         while let Some(&chain) = chains.get(next) {
             next += 1;
             for step in self.chains.get(chain).into_iter().flatten() {
-                if let Action::Jump(target) = &step.action
+                if let Action::Jump(target) | Action::Goto(target) = &step.action
                     && !chains.contains(&target.as_str())
                 {
                     chains.push(target);

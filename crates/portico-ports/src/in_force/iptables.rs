@@ -92,6 +92,7 @@ fn step(rest: &str, line: &str, ipv6: bool) -> Reading {
                     action = Some(Action::Nothing);
                     words.by_ref().for_each(drop);
                 }
+                target if word == "-g" => action = Some(Action::Goto(unique(ipv6, target))),
                 target => action = Some(Action::Jump(unique(ipv6, target))),
             },
             _ => return Reading::NotUnderstood,

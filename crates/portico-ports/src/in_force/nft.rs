@@ -79,7 +79,8 @@ fn step(rule: &Value, sets: &Sets<'_>) -> Option<Option<Step>> {
             "accept" => step.action = Action::Accept,
             "drop" | "reject" => step.action = Action::Refuse,
             "return" => step.action = Action::Return,
-            "jump" | "goto" => step.action = Action::Jump(unique(rule, &value["target"])),
+            "jump" => step.action = Action::Jump(unique(rule, &value["target"])),
+            "goto" => step.action = Action::Goto(unique(rule, &value["target"])),
             "match" => {
                 if value["op"].as_str().is_some_and(|op| op != "==" && op != "in") {
                     return None;

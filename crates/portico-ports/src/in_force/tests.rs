@@ -1,10 +1,11 @@
 use serde_json::{Value, json};
 
+use super::chains::Packet;
 use super::*;
 use crate::facts::Facts;
-use crate::firewall::{Ruleset, Target, Writing, rules};
+use crate::firewall::{Direction, Ruleset, Target, Writing, rules};
 use crate::inventory::Inventory;
-use crate::model;
+use crate::model::{self, Protocol};
 
 const INVENTORY: &str = "worker: [10.0.1.0/24]\nfront: [203.0.113.9]\ndns: [10.0.0.53]\n";
 
@@ -209,6 +210,24 @@ fn the_other_end_is_judged_in_a_chain_of_either_direction() {
         assert_eq!(comparison.needless, [], "{chain}");
         let missing = comparison.missing.iter().filter(|missing| missing.rows == ["kkp-kubelet"]);
         assert_eq!(missing.map(|missing| missing.direction).collect::<Vec<_>>(), [left], "{chain}");
+    }
+}
+
+#[test]
+fn what_follows_a_goto_is_not_reached() {
+    let kubelet = Packet {
+        direction: Direction::Ingress,
+        peer: "10.0.1.1".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        port: Some(10_250),
+    };
+    let iptables =
+        "*filter\n:INPUT DROP [0:0]\n:OTHER - [0:0]\n-A INPUT -j OTHER\n-A INPUT -j ACCEPT\nCOMMIT\n";
+    let nft = nft("input", &[payload("tcp", "dport", json!(10250))]);
+    for (text, jump, goto) in [(iptables, "-j OTHER", "-g OTHER"), (&nft, "\"jump\"", "\"goto\"")] {
+        let accepts = |text: &str| InForce::read(text).unwrap().accepts(kubelet);
+        assert!(accepts(text), "{text}");
+        assert!(!accepts(&text.replace(jump, goto)), "{text}");
     }
 }
 
