@@ -132,11 +132,8 @@ impl AssignedAddress {
     /// Removes the addresses that agents with other settings have left on the interface. Only once none of
     /// them runs: the connections of its pods need them. What cannot be removed is logged.
     pub async fn remove_others(&self) {
-        let removed = match Host::open() {
-            Ok(host) => interface::remove_others(&host, &self.settings).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = removed {
+        let removed = async { interface::remove_others(&Host::open()?, &self.settings).await };
+        if let Err(error) = removed.await {
             let interface = &self.settings.interface;
             tracing::warn!(%interface, %error, "cannot remove the addresses of earlier agents; they stay");
         }
@@ -144,39 +141,33 @@ impl AssignedAddress {
 
     /// Removes what agents made, nothing else. What cannot be removed is logged.
     pub async fn release(self) {
-        let (settings, status) = (self.settings.clone(), self.status.clone());
-        self.stop().await;
-        status.set_held(false);
-        let removed = match Host::open() {
-            Ok(host) => interface::remove(&host, &settings).await,
-            Err(error) => Err(error),
-        };
-        let (address, interface) = (settings.address, settings.interface);
-        match removed {
-            Ok(()) => tracing::info!(%address, "the address is released"),
-            Err(error) => {
-                tracing::error!(%address, %interface, %error, "cannot remove the address; it stays")
-            }
-        }
+        self.end(async |host, settings| interface::remove(host, settings).await).await;
     }
 
     /// Undoes what [`take`](Self::take) has done. What another agent has made, and may still use, stays.
     pub async fn give_up(self) {
         let Placement { adopted, added, index, .. } = *self.status.placement();
-        if !adopted {
-            return self.release().await;
+        match (adopted, added) {
+            (false, _) => self.release().await,
+            (true, false) => self.leave().await,
+            (true, true) => {
+                self.end(async |host, settings| host.remove_address(index, settings.address).await).await;
+            }
         }
-        let address = self.settings.address;
-        self.leave().await;
-        if !added {
-            return;
-        }
-        let removed = match Host::open() {
-            Ok(host) => host.remove_address(index, address).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = removed {
-            tracing::error!(%address, %error, "cannot remove the address; it stays");
+    }
+
+    /// Stops, and then does `remove`. What cannot be removed is logged.
+    async fn end(self, remove: impl AsyncFnOnce(&Host, &Settings) -> io::Result<()>) {
+        let (settings, status) = (self.settings.clone(), self.status.clone());
+        self.stop().await;
+        status.set_held(false);
+        let removed = async { remove(&Host::open()?, &settings).await };
+        let (address, interface) = (settings.address, &settings.interface);
+        match removed.await {
+            Ok(()) => tracing::info!(%address, "the address is released"),
+            Err(error) => {
+                tracing::error!(%address, %interface, %error, "cannot remove the address; it stays")
+            }
         }
     }
 

@@ -52,18 +52,19 @@ pub(super) async fn establish(
     let looking = |source| AddressError::of("look at the interfaces of this host", source);
     let interface = &*settings.interface;
     let Some(link) = host.link(interface).await.map_err(looking)? else { return make(host, settings).await };
-    let addresses = host.addresses(settings.address, |held| held.index == link.index);
-    let addresses = addresses.await.map_err(looking)?;
-    let peer = host.link(&peer_of(interface)).await.map_err(looking)?;
-    let is_half_made = is_half_made(&link, peer.as_ref(), addresses.is_empty());
-    if !link.is_ours() && Some(link.index) != known && !is_half_made {
-        return Err(AddressError::Collisions(vec![Collision::name_taken(&link, &addresses)]));
+    let adopted = link.is_ours() || Some(link.index) == known;
+    if !adopted {
+        let addresses = host.addresses(settings.address, |held| held.index == link.index);
+        let addresses = addresses.await.map_err(looking)?;
+        let peer = host.link(&peer_of(interface)).await.map_err(looking)?;
+        if !is_half_made(&link, peer.as_ref(), addresses.is_empty()) {
+            return Err(AddressError::Collisions(vec![Collision::name_taken(&link, &addresses)]));
+        }
     }
     let adopting = |source| AddressError::of(format!("adopt interface {interface}"), source);
     let added = complete(host, settings, &link).await.map_err(adopting)?;
     let kind = if is_pair(&link) { Kind::Veth } else { Kind::Dummy };
-    let (index, adopted) = (link.index, !is_half_made);
-    Ok(Placement { kind, interface: link.name, adopted, added, why: "".into(), index })
+    Ok(Placement { kind, interface: link.name, adopted, added, why: "".into(), index: link.index })
 }
 
 /// Makes an interface of the first kind that works.
