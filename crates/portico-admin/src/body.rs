@@ -2,8 +2,8 @@
 //! stands in memory.
 //!
 //! A long answer is written by a blocking thread into a channel of two pieces. A client that reads slowly
-//! holds that thread and two pieces; one that leaves, or whose time is over, ends the writing at the next
-//! piece. Few are written at a time, since a table stands in memory until its first piece: the next one
+//! holds that thread and two pieces. If a client leaves, or its time is over, the writing ends at the next
+//! piece. Few are written at a time, because a table stands in memory until its first piece. The next one
 //! begins when another ends.
 
 use std::convert::Infallible;

@@ -34,8 +34,8 @@ impl Exposition {
         Self(registry)
     }
 
-    /// What `own` counts, and what `other` counts under the names that it gives: those of another program,
-    /// which dashboards know.
+    /// Exposes the metrics of `own` under Portico's prefix, and those of `other` under the names that it
+    /// gives. Dashboards know the names of that other program.
     pub fn with_names_of_another(own: impl Collector, other: impl Collector) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(other));
@@ -48,7 +48,8 @@ impl Exposition {
         typed(CONTENT_TYPE, stream(move |out| self.write(out)))
     }
 
-    /// Like [`Self::page`], but written at once: for a process that counts little and has no thread to spare.
+    /// Like [`Self::page`], but written at once. It is for a process that counts little and has no thread to
+    /// spare.
     pub fn whole_page(&self) -> Answer {
         let mut text = String::new();
         match text::encode(&mut text, &self.0) {

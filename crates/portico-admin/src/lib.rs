@@ -5,7 +5,7 @@
 //! [`exposition`] writes `/metrics`, [`process`] adds the descriptors and the memory of the process,
 //! [`listing`] answers in JSON or as a [`table`]. [`controller_pages`] are those of every controller.
 //!
-//! The listener serves every client that reaches it, so it binds loopback unless configured otherwise, and it
+//! The listener serves every client that reaches it. So it binds loopback unless configured otherwise, and it
 //! only reads.
 
 pub mod body;

@@ -68,7 +68,7 @@ pub trait Row<const N: usize>: Serialize {
     fn row(&self) -> [String; N];
 }
 
-/// Responds with a listing that is short: it is written at once, and no thread is started for it.
+/// Responds with a short listing. It is written at once, and no thread is started for it.
 pub fn list<const N: usize, R: Row<N>>(request: &Request<Incoming>, query: Query<'_>, rows: &[R]) -> Answer {
     let format = match OutputFormat::of_request(query, request.headers()) {
         Ok(format) => format,

@@ -1,4 +1,4 @@
-//! What the kernel says about this process: descriptors and memory, the two things a proxy runs out of.
+//! The kernel's figures about this process: descriptors and memory, the two things a proxy runs out of.
 
 use std::{fmt, fs};
 

@@ -1,5 +1,5 @@
-//! Metrics in the text format that came before OpenMetrics, version 0.0.4: what programs in Go answer, and so
-//! what stands in for one of them. Its parsers stop at a type that they do not know.
+//! Metrics in the text format that came before OpenMetrics, version 0.0.4. Programs in Go answer in it, and
+//! so does a program that stands in for one of them. Its parsers stop at a type that they do not know.
 
 /// The content type of that format.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

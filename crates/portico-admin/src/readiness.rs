@@ -1,8 +1,8 @@
 //! The answer to `/readyz`: one word for a probe, and with `?verbose` a line for each thing that was looked
 //! at.
 //!
-//! A line starts with `[+]` for a check that passed, `[-]` for one that did not, and `[!]` for what an
-//! operator should know although it does not make the process unready.
+//! A line starts with `[+]` for a check that passed, and with `[-]` for one that did not. `[!]` marks a
+//! warning for the operator: it does not make the process unready.
 
 use std::fmt::{Display, Write};
 
@@ -24,8 +24,8 @@ impl Readiness {
         Self { ready: true, lines: verbose.then(String::new) }
     }
 
-    /// Whether lines are kept. What costs something to look at and cannot make a process unready may be left
-    /// out if not.
+    /// Whether lines are kept. A check that costs something and cannot make a process unready may be left out
+    /// if not.
     pub fn is_verbose(&self) -> bool {
         self.lines.is_some()
     }

@@ -1,4 +1,4 @@
-//! What is costly to list is not listed anew for each reader: the thread that lists also answers probes.
+//! A costly list is not made anew for each reader: the thread that makes it also answers probes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! The HTTP server behind every admin listener: bounded in every direction, whatever it answers.
 //!
-//! One request a connection: a scrape every some seconds gains nothing from keeping one open, and a bound on
+//! One request a connection. A scrape every some seconds gains nothing from an open connection. A bound on
 //! the life of a connection is a bound on everything.
 //!
-//! A probe must be answered whatever else is connected: a kubelet restarts what does not answer. So no
-//! connection waits for a slot. A new one evicts another (`evicted_for`): first one of the client with the
+//! A probe must be answered whatever else is connected: a kubelet restarts a process that does not answer. So
+//! no connection waits for a slot. A new one evicts another (`evicted_for`): first one of the client with the
 //! most connections, and of those one that has sent no request. A long answer evicts another long one the
 //! same way, because each holds what it lists until its client has read it.
 
@@ -35,7 +35,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one connection may take from its first to its last byte: a slow scrape of 10,000 clusters, and no
 /// more.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
-/// Rest after a failed accept(2), which nearly always means that descriptors are out: trying at once would
+/// Rest after a failed accept(2). It nearly always means that descriptors are out, and trying at once would
 /// burn the core.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
@@ -60,7 +60,7 @@ pub struct ListenError {
 /// What a client gets.
 pub type Answer = Response<Body>;
 
-/// What an admin listener serves: the answer to a path and a query. Only GET and HEAD come this far.
+/// The pages of an admin listener: the answer to a path and a query. Only GET and HEAD come this far.
 pub trait Pages: Send + Sync + 'static {
     /// The answer to `request`.
     fn answer(&self, request: &Request<Incoming>) -> impl Future<Output = Answer> + Send;
@@ -76,7 +76,7 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub struct Name {
     /// As logs name it.
     pub listener: &'static str,
-    /// What to do where its address cannot be had.
+    /// The behaviour if its address cannot be had.
     pub remedy: &'static str,
 }
 
@@ -232,8 +232,9 @@ pub async fn serve(listener: TcpListener, pages: Arc<impl Pages>) -> Infallible 
     }
 }
 
-/// The number of the connection to end when `client` needs a slot and none is free: one of the client that
-/// would hold the most; of those one without a request, if there is one; of these the oldest.
+/// The number of the connection to end when `client` needs a slot and none is free. It is a connection of the
+/// client that would hold the most. Among those, connections without a request go first. Among equals the
+/// oldest goes.
 fn evicted_for<'a>(
     held: impl DoubleEndedIterator<Item = &'a OpenConnection> + Clone,
     client: IpAddr,
@@ -254,7 +255,8 @@ async fn serve_connection(
     number: u64,
 ) {
     let service = service_fn(move |request| {
-        // Before the answer is made: one that takes a while to make must not be evicted as one that waits.
+        // Before the answer is made. A connection whose answer takes a while must not be evicted as one that
+        // waits.
         connections.answers(number, State::Short);
         let (pages, connections) = (Arc::clone(&pages), Arc::clone(&connections));
         async move {

@@ -144,7 +144,7 @@ impl Agent {
         self.listening().iter().map(Listening::socket).collect()
     }
 
-    /// What connections share: counters, and the list of them.
+    /// The state that connections share: counters, and the list of them.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

@@ -1,4 +1,4 @@
-//! What an agent listens on and where that leads: `[ADDR:]PORT=AUTHORITY`.
+//! The listeners of an agent and their targets: `[ADDR:]PORT=AUTHORITY`.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -7,8 +7,8 @@
 //! all connections share, `refusal` names every reason not to carry one. [`IdentityFiles`] reports when
 //! certificate or token are new.
 //!
-//! What lives elsewhere: tunnels, TLS, proxies and the carrying of bytes (`portico-tunnel`, `portico-dial`);
-//! flags, signals, the admin listener and the order at start and end (`portico`).
+//! Elsewhere are tunnels, TLS, proxies and the carrying of bytes (`portico-tunnel`, `portico-dial`). Flags,
+//! signals, the admin listener and the order at start and end are in `portico`.
 
 mod access;
 pub mod address;

@@ -1,4 +1,4 @@
-//! What is known of one connection of a pod while it is open: for `/connections` and for its access line.
+//! The facts about one connection of a pod while it is open: for `/connections` and for its access line.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! What all connections of an agent share: counters, bounds, the list of them.
+//! The state that all connections of an agent share: counters, bounds, the list of them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -206,8 +206,8 @@ impl Shared {
         self.accept_errors.fetch_add(1, Relaxed);
     }
 
-    /// Returns whether to log a refusal (`None`: a failure to accept), and how many were not logged since the
-    /// last line of this kind.
+    /// Returns how many refusals of this kind were not logged since the last line, or `None` if this one is
+    /// not logged either. A `refusal` of `None` is a failure to accept.
     pub(crate) fn may_log(&self, refusal: Option<Refusal>) -> Option<u64> {
         let limit = &self.lines[refusal.map_or(Refusal::REASONS.len(), Refusal::index)];
         limit.admit(Pace::SAME_KIND, self.now())

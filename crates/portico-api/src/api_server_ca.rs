@@ -2,7 +2,7 @@
 //! [`API_SERVER_CA`](crate::annotations::API_SERVER_CA) gives it.
 //!
 //! The gateway trusts only this CA when it asks that API server to review a token. It is stored as DER, once
-//! for each Cluster or Service that names it: all routes share that copy.
+//! for each Cluster or Service that names it. All routes share that copy.
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 //! to rule them. `portico front` writes one ExposedCluster for each Cluster; gateways read nothing else.
 //! Everything is resolved: defaults of the Seed and of the KubermaticConfiguration are in it already.
 //!
-//! Reading is strict, unlike that of other kinds: the object decides about access, and one that does not fit
+//! Reading is strict, unlike that of other kinds. The object decides about access, and one that does not fit
 //! must not be used in part. The schema is `deploy/crds.yaml`; a test compares the two.
 
 use std::net::IpAddr;

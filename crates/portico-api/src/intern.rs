@@ -42,8 +42,8 @@ impl Interner {
         text
     }
 
-    /// Drops texts that no object holds. Runs when the number of texts has doubled: the cost per text is
-    /// constant, and clusters that come and go for years leave nothing behind.
+    /// Drops texts that no object holds. Runs when the number of texts has doubled, so the cost per text is
+    /// constant. Clusters that come and go for years leave nothing behind.
     fn sweep(&mut self) {
         self.texts.retain(|text| Arc::strong_count(text) > 1);
         self.texts.shrink_to(2 * self.texts.len());

@@ -60,8 +60,8 @@ pub enum Special {
 }
 
 impl Special {
-    /// What is special about `address`, or about the IPv4 address that it stands for, if anything. Kubernetes
-    /// refuses all of these as endpoints.
+    /// The special meaning of `address`, or of the IPv4 address that it stands for. `None` if there is none.
+    /// Kubernetes refuses all of these as endpoints.
     pub fn of(address: IpAddr) -> Option<Self> {
         let address = leads_to(address);
         let this_network = matches!(address, IpAddr::V4(v4) if v4.octets()[0] == 0);

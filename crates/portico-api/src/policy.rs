@@ -1,4 +1,4 @@
-//! What a user cluster allows, and how much of a shared gateway it may use.
+//! The clients that a user cluster allows, and its share of a gateway.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -40,8 +40,8 @@ impl AllowList {
         self.0.is_empty() || (!client.is_unspecified() && is_listed())
     }
 
-    /// The one network that may hold what begins at `address`: they are sorted, and none overlaps another. A
-    /// list may have a hundred thousand, and is asked for each connection.
+    /// The one network that may hold a range that begins at `address`. Networks are sorted, and none overlaps
+    /// another. A list may have a hundred thousand, and is asked for each connection.
     fn around(&self, address: IpAddr) -> Option<&IpNet> {
         let after = self.0.partition_point(|network| network.network() <= address);
         self.0.get(after.checked_sub(1)?)
@@ -151,7 +151,7 @@ impl Budget {
     }
 }
 
-/// What the gateway enforces for a tenant on each of its routes.
+/// The policy that the gateway enforces for a tenant on each of its routes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterPolicy {

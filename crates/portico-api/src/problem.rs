@@ -1,4 +1,4 @@
-//! A problem with an object: what is wrong, where, and what to do next.
+//! A problem with an object: its cause, its place, and the remedy.
 
 use std::fmt;
 

@@ -105,7 +105,7 @@ pub struct DatacenterSpec {
     pub clouds: BTreeMap<&'static str, CloudFields>,
 }
 
-/// The fields of a cloud that are text or a number: where its API is, and in which region.
+/// The fields of a cloud that are text or a number, such as the address of its API and its region.
 pub type CloudFields = BTreeMap<Box<str>, Box<str>>;
 
 /// The keys of cloud providers.

@@ -1,11 +1,11 @@
-//! What others say, made fit for logs, conditions and Events: proxies, certificates, API servers and names of
-//! files may hold anything.
+//! Makes the words of others fit for logs, conditions and Events. Proxies, certificates, API servers and
+//! names of files may hold anything.
 
 /// The most characters of [`printable`].
 const LONGEST: usize = 500;
 
-/// Whether a terminal obeys a character and does not show it: control characters, and those that break a line
-/// or turn its direction (UAX 14, UAX 9).
+/// Whether a terminal obeys a character and does not show it. Such are control characters, and those that
+/// break a line or turn its direction (UAX 14, UAX 9).
 #[must_use]
 pub fn is_obeyed(letter: char) -> bool {
     let turns = |letter| matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2066}'..='\u{2069}');

@@ -12,9 +12,9 @@ use thiserror::Error;
 
 use crate::provider;
 
-/// CA certificates that a peer may send behind its own. Each is tried as the issuer of each, and a peer needs
-/// no key for those that it makes up: with a hundred of them the search takes seconds, in which its thread
-/// serves nobody.
+/// CA certificates that a peer may send behind its own. Each is tried as the issuer of each, and a peer can
+/// make them up without any key. With a hundred of them the search takes seconds. The thread serves nobody
+/// else meanwhile.
 const MAX_INTERMEDIATES: usize = 5;
 
 #[derive(Error)]

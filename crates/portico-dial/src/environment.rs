@@ -1,9 +1,9 @@
-//! What the environment says about proxies: which proxy there is, and which targets are reached without it.
+//! The proxy that the environment names, and the targets that are reached without it.
 //!
 //! The proxy is the first of curl's variables for `https://` that is not empty: a tunnel is always asked for
 //! by CONNECT. Exceptions are in `NO_PROXY`, and count for a proxy that was configured, too. Their rules are
-//! those of [`Matcher`], which follows curl: names stand for themselves and the names below them, IP
-//! addresses and networks for targets given as an address, entries have no ports. Unlike curl, it takes
+//! those of [`Matcher`], which follows curl. A name covers itself and the names below it. IP addresses and
+//! networks cover targets that are given as an address. Entries have no ports. Unlike curl, it takes
 //! `0.0.0.0/0` for every IPv4 address and `*` for every target even if other entries stand beside it.
 //!
 //! A proxy that the environment names leads nowhere on this machine, as with programs in Go: `localhost` and
@@ -23,7 +23,7 @@ const NO_PROXY: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
 /// Returns the proxy, if one is named.
 ///
-/// [`Matcher::from_env`] is not used for it: it ignores a URL that it cannot use, so that connections go
+/// [`Matcher::from_env`] is not used for it. It ignores a URL that it cannot use, so that connections go
 /// round the proxy. Here that is an error.
 pub(crate) fn proxy(environment: &impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>, ProxyError> {
     first(environment, &PROXY).map(|(name, url)| setting::parse(name, &url)).transpose()
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Asks curl: it finds a proxy and a server, both of which hang up, and we see which of them it connects
+    /// Asks curl. It finds a proxy and a server, which both hang up. The test sees which of them it connects
     /// to.
     #[tokio::test]
     async fn curl_has_the_same_rules() {

@@ -1,8 +1,8 @@
 //! Credential files that are replaced while a process runs: certificate, key, CA, token.
 //!
-//! [`FolderWatch`] says when to look; a [`FileSet`] looks, and reads the files again only if they may have
-//! changed. Files that belong together are replaced one after the other. What cannot be used now is tried
-//! again with the next look, and what was read before stays in force.
+//! [`FolderWatch`] says when to look. A [`FileSet`] looks, and reads the files again only if they may have
+//! changed. Files that belong together are replaced one after the other. A file that cannot be used now is
+//! tried again with the next look. The content read before stays in force.
 
 use std::fmt::Display;
 use std::fs;
@@ -21,12 +21,12 @@ use tokio::time::{sleep, timeout};
 /// Between two looks where folders cannot be watched, or what was found cannot be used.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Between two looks otherwise: inotify(7) does not report what another machine changes on a network file
+/// Between two looks otherwise. inotify(7) does not report a change by another machine on a network file
 /// system, nor a change further along a chain of links.
 const SOMETIMES: Duration = Duration::from_secs(60);
 
-/// From a change to the look: files that belong together are written one after the other, and a busy folder
-/// costs two looks a second at most.
+/// From a change to the look. Files that belong together are written one after the other. A busy folder costs
+/// two looks a second at most.
 const BURST: Duration = Duration::from_millis(500);
 
 /// What changes the file behind a name in a folder, the folder behind its own name, or the content of a file.
@@ -148,8 +148,8 @@ impl FolderWatch {
         let _ = self.watch();
     }
 
-    /// Watches folders for files that are replaced, and the files themselves: a change of one that is mounted
-    /// by itself does not show in its folder. Watching the same ones again changes nothing.
+    /// Watches folders for files that are replaced, and the files themselves. A change of a file that is
+    /// mounted by itself does not show in its folder. Watching the same ones again changes nothing.
     fn watch(&self) -> io::Result<()> {
         let inotify = self.inotify.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         for file in &self.files {

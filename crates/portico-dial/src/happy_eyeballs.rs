@@ -1,5 +1,5 @@
-//! Connecting to any of several addresses (RFC 8305): one after the other without waiting for failures, so
-//! that an address that does not answer costs a quarter of a second and not a time-out.
+//! Connecting to any of several addresses (RFC 8305). The next attempt starts without waiting for the failure
+//! of the one before. So an address that does not answer costs a quarter of a second and not a time-out.
 //!
 //! For callers that have no choice among addresses of their own, see [`Dialer::connect_any`](crate::Dialer).
 

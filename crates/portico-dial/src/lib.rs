@@ -3,8 +3,8 @@
 //!
 //! A [`Target`] is what an operator writes. [`Dialer`] resolves it, connects, and asks a proxy for the rest
 //! of the way. [`ClientTls`] speaks TLS to the target or to the proxy. [`TokenFile`] holds a bearer token,
-//! and [`FileSet`] with [`FolderWatch`] says when to read such files again. Which address to try, when and
-//! how often, is up to the caller; [`Dialer::connect_any`] is for callers that do not mind.
+//! and [`FileSet`] with [`FolderWatch`] says when to read such files again. The caller decides which address
+//! to try, when and how often. [`Dialer::connect_any`] is for callers without a preference.
 
 mod any_certificate;
 mod chain;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use rustls::CipherSuite;
 use rustls::crypto::{CryptoProvider, aws_lc_rs, ring};
 
-/// Most bytes that TLS holds, encrypted, for a socket that takes no more: a large frame of HTTP/2 with what
-/// was batched before it. What a connection holds for its peer counts them.
+/// Most encrypted bytes that TLS holds for a socket that takes no more: a large frame of HTTP/2 with the
+/// batch before it. They count among the bytes that a connection holds for its peer.
 pub const TLS_BUFFER: usize = 144 * 1024;
 
 /// Returns the provider for clients and servers: handshakes by aws-lc, records by ring.
 ///
 /// aws-lc has the key exchange that quantum computers do not break. ring's AES-GCM is twice as fast on
-/// processors with VAES and without AVX-512, for which aws-lc has no code of its own. With AVX-512 aws-lc's
-/// is faster, at the price of 700 KB of code: too much for an agent.
+/// processors with VAES and without AVX-512: aws-lc has no code of its own for them. With AVX-512 aws-lc's is
+/// faster. It costs 700 KB of code, too much for an agent.
 ///
 /// It prefers AES-128-GCM in TLS 1.3, as Go and BoringSSL do: the library's own order begins with AES-256,
 /// which has four rounds more. A peer with another preference still gets every suite.

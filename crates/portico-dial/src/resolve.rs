@@ -1,5 +1,5 @@
-//! Names to addresses, with the time until they expire: from the `hosts` file, or from DNS with its time to
-//! live, which `getaddrinfo` does not return.
+//! Names to addresses, with the time until they expire. They come from the `hosts` file, or from DNS with its
+//! time to live, which `getaddrinfo` does not return.
 //!
 //! `/etc/hosts` and `/etc/resolv.conf` are read for each question, because another network or a VPN changes
 //! them. There is no cache: callers ask again when they want a new answer.
@@ -30,8 +30,8 @@ const HOSTS: Duration = Duration::from_secs(30);
 /// The time limit of a resolution.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The most addresses of one answer, which may hold four thousand: more are no gateways, and each that does
-/// not answer costs time.
+/// The most addresses of one answer, which may hold four thousand. No gateway has more, and each address that
+/// does not answer costs time.
 const MOST_ADDRESSES: usize = 64;
 
 /// The time limit of one question to a name server. A second one fits within [`LIMIT`].
@@ -99,8 +99,8 @@ pub(crate) async fn resolve(target: &Target, servers: &[SocketAddr]) -> Result<R
     ask(&resolver, name, target).await
 }
 
-/// An answer in words that are the same each time: of the questions for IPv4 and for IPv6 the slower one
-/// decides which error this is, and the library names the question.
+/// Words for a failed look-up that are the same each time. The library names the question, for IPv4 or for
+/// IPv6. The slower of the two decides which error this is, so the question is left out.
 fn said(source: &NetError) -> String {
     match source {
         NetError::Dns(DnsError::NoRecordsFound(none)) => {

@@ -1,4 +1,4 @@
-//! What etcd's own flags say: its name, its data, its ring, its certificates. Written once, for both.
+//! The values of etcd's own flags: its name, its data, its ring, its certificates. Written once, for both.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
-//! How a member starts: from the folder of its data, what is known of the ring, and what others say. Pure.
+//! How a member starts, by its data folder, the known state of the ring, and the answers of others. Pure.
 //!
-//! The caller does a step and asks again, so that a launcher that was killed in between goes on where it was.
+//! The caller does a step and asks again. So a launcher that was killed in between goes on where it was.
 
 use std::fmt;
 use std::fs;

@@ -1,9 +1,8 @@
-//! What runs etcd in the pods of a control plane, and looks after it while it runs.
+//! Runs etcd in the pods of a control plane, and looks after it while it runs.
 //!
-//! `join` decides, from the folder of the data and from what other members say, how a member starts;
-//! `maintenance` decides what a running ring needs. Both are plain functions; `client` asks and does. etcd's
-//! JSON gateway is spoken, which every member serves: a dozen calls need no gRPC library, of which this
-//! program has none.
+//! `join` decides how a member starts, from the data folder and from the answers of other members.
+//! `maintenance` decides what a running ring needs. Both are plain functions; `client` does the I/O. It
+//! speaks etcd's JSON gateway, which every member serves: a dozen calls need no gRPC library.
 
 mod arguments;
 mod client;
@@ -153,7 +152,7 @@ async fn supervise(
     }
 }
 
-/// As etcd ended, so does this; while `stopping`, the end by the signal that was passed on is a good one.
+/// Ends as etcd ended. While `stopping`, an end by the signal that was passed on is a good one.
 fn end(status: ExitStatus, stopping: bool) -> Ended {
     match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Done,

@@ -22,8 +22,8 @@ pub struct SubjectNames {
 }
 
 impl SubjectNames {
-    /// What the certificate holds under every strategy: the names inside seed and user cluster, the external
-    /// name, and the load balancer that a datacenter gives to the API server.
+    /// The names that the certificate has under every strategy. These are the names inside seed and user
+    /// cluster, the external name, and the load balancer that a datacenter gives to the API server.
     pub(crate) fn common(inputs: &Inputs<'_>, address: &Address) -> Self {
         let cluster = inputs.scope.cluster;
         let written = &*cluster.spec.cluster_network.dns_domain;
@@ -46,9 +46,9 @@ impl SubjectNames {
         names
     }
 
-    /// What the certificate of a hosted API server holds, whatever the strategy: its host name, the agents'
-    /// addresses, and the external names and addresses of its doors that are known. No name of it depends on
-    /// the strategy.
+    /// The names on the certificate of a hosted API server: its host name, the agents' addresses, and the
+    /// external names and addresses of its doors. Those that are not known are left out. No name of it
+    /// depends on the strategy.
     ///
     /// `first` and `second` are the addresses of the doors, and `agent_ip` is what is recorded of the agents.
     pub fn hosted(
@@ -69,7 +69,7 @@ impl SubjectNames {
         names
     }
 
-    /// What the certificate of a hosted Konnectivity server holds. Agents find that server by the addresses
+    /// The names on the certificate of a hosted Konnectivity server. Agents find that server by the addresses
     /// of the API server and by a name of its own.
     pub fn hosted_konnectivity(
         inputs: &Inputs<'_>,

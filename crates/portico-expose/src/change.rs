@@ -1,4 +1,4 @@
-//! What goes into the [`Planner`](crate::planner::Planner) and what comes out of it.
+//! The input and the output of the [`Planner`](crate::planner::Planner).
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Seed → the objects of its gateway, as Portico's operator applies them.
 //!
-//! `deploy/gateway.yaml` and `deploy/network-policy.yaml` are the one source: what an administrator may apply
-//! by hand is what the operator applies, with the Seed's settings and the operator's flags put in. The front
-//! Service is special: its ports and the Seed's settings on it are kept by the controller of front Services,
-//! so they are in the object that is created, and not among the fields that are applied later.
+//! `deploy/gateway.yaml` and `deploy/network-policy.yaml` are the one source. The operator applies them with
+//! the Seed's settings and its own flags put in. An administrator may apply the same files by hand. The front
+//! Service is special: the controller of front Services keeps its ports and the Seed's settings on it. These
+//! fields are in the object that is created. They are not among the fields that are applied later.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -161,7 +161,7 @@ impl AdminPeer {
     }
 }
 
-/// What should exist for the gateway of a Seed.
+/// The objects that should exist for the gateway of a Seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Components {
     /// The objects, in the order in which they are made. The front Service is here with only the fields that
@@ -183,8 +183,8 @@ pub fn usable(seed: &Seed) -> Result<LoadBalancerSettings, Refused> {
     if problems.is_empty() { Ok(of(seed)?) } else { Err(Refused::Problems(problems)) }
 }
 
-/// The objects of the gateway of `seed`, whose load balancer has the settings that [`usable`] returned;
-/// `tunnel` if its tunnel listener has a certificate.
+/// The objects of the gateway of `seed`. Its load balancer has the settings that [`usable`] returned.
+/// `tunnel` says whether its tunnel listener has a certificate.
 pub fn components(
     seed: &Seed,
     load_balancer: &LoadBalancerSettings,
@@ -229,8 +229,9 @@ fn first(problems: &[Problem]) -> String {
     problems.first().map(ToString::to_string).unwrap_or_default()
 }
 
-/// The names by which agents reach the gateway's tunnel listener: every cluster's own, by a wildcard for each
-/// Seed, the front Service's, and what its load balancer has. Host names and addresses.
+/// The names by which agents reach the gateway's tunnel listener. Each Seed has a wildcard for the names of
+/// its clusters. Further names are those of the front Service, and of its load balancer. Host names and
+/// addresses.
 pub fn tunnel_hosts<S: AsRef<Seed>>(
     seeds: &[S],
     configuration: &KubermaticConfiguration,

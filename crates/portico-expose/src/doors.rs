@@ -1,11 +1,11 @@
-//! The ways into a cluster while there are two of them: what should exist so that both are open.
+//! The ways into a cluster while there are two of them, and the objects that keep both open.
 //!
 //! A [`Door`] is the way in by one strategy. A cluster has one, or two while it migrates. Each is planned by
 //! itself ([`crate::plan`]), and [`both`] merges the two plans: no strategy knows of another. A third door is
 //! never open.
 //!
-//! This module does not decide whether a second door is opened, which of the two is published, and when one
-//! is closed: here both are simply open.
+//! This module does not decide whether a second door is opened, which of the two is published, or when one is
+//! closed. Here both are simply open.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -51,8 +51,8 @@ pub struct BothDoors {
     pub certificate: SubjectNames,
     /// What the cluster allows and may use.
     pub policy: ClusterPolicy,
-    /// What stands in the way. An API server that KKP made listens on its NodePort: while that is not
-    /// allocated, the plan has another port, and the conflict is not seen.
+    /// What stands in the way. An API server that KKP made listens on its NodePort. Before that is allocated,
+    /// the plan has another port, and the conflict is not seen.
     pub conflicts: Vec<PortConflict>,
 }
 
@@ -100,7 +100,8 @@ impl Doors {
         }
     }
 
-    /// What is to be recorded once `now` is: addresses stay with their doors, also where these change places.
+    /// The record to keep once `now` is in force. Addresses stay with their doors, also where these change
+    /// places.
     #[must_use]
     pub fn moved_to(&self, now: Now) -> Self {
         let of = |strategy: ExposeStrategy| match self.now.second {
@@ -150,7 +151,8 @@ impl Door {
         alone.spec.expose_strategy = Setting::Good(self.strategy);
         let written = &mut alone.spec.cluster_network.tunneling_agent_ip;
         match self.agent_ip {
-            // Left as it is, for validation: it refuses what is no address, and names the default as such.
+            // Left as it is, for validation. That refuses a text that is no address, and recognises the
+            // default.
             Some(ip) if ip == networks::agent_ip(cluster) => {}
             Some(ip) => *written = Setting::Good(ip),
             None => *written = Setting::Unset,
@@ -159,8 +161,8 @@ impl Door {
     }
 }
 
-/// What should exist so that the doors of both plans are open; the plans are of one cluster. `first` is the
-/// published door: where both cannot be had, it counts.
+/// The objects that keep the doors of both plans open. The plans are of one cluster. `first` is the published
+/// door: where both cannot be had, it counts.
 pub fn both(first: &Plan, second: &Plan) -> BothDoors {
     let conflict = |entry: &Entry| conflict(entry.service, &first.services, &second.services);
     BothDoors {

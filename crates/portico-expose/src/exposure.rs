@@ -44,10 +44,10 @@ pub const SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 /// NodePorts by the names of Service and port.
 pub type NodePorts = BTreeMap<(Box<str>, Box<str>), u16>;
 
-/// What was found on the seed and outside, for one cluster.
+/// The findings on the seed and outside, for one cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// What is recorded of its doors; `None` for a new cluster.
+    /// The record of its doors; `None` for a new cluster.
     pub doors: Option<Doors>,
     /// NodePorts that are allocated.
     pub node_ports: NodePorts,
@@ -93,7 +93,7 @@ pub struct Exposure {
     pub unallocated: Vec<(&'static str, &'static str)>,
 }
 
-/// What should exist for a cluster that can be used as it is written ([`usable`](crate::validate::usable)).
+/// The objects of a cluster that can be used as it is written ([`usable`](crate::validate::usable)).
 /// `sni_port` is the port at which clients find the listener that routes by server name. If the cluster has
 /// two doors, both are open.
 ///
@@ -147,8 +147,8 @@ pub fn exposure(scope: Scope<'_>, found: &Found, sni_port: u16) -> Result<Exposu
     Ok(Exposure { plan: first, second, decision: scope.decision, services, slices, unallocated })
 }
 
-/// The doors of a cluster without a record, as its Services tell: `expose` is the annotation of its API
-/// server's, and `has_front` whether it has a load balancer of its own.
+/// The doors of a cluster without a record, as its Services tell. `expose` is the annotation of the API
+/// server's Service. `has_front` says whether the cluster has a load balancer of its own.
 pub fn doors_of_services(
     scope: Scope<'_>,
     (expose, has_front): (Option<&str>, bool),
@@ -294,8 +294,8 @@ fn gateway_slices(cluster: &Cluster, ports: &[ServicePort], gateways: &BTreeSet<
         .collect()
 }
 
-/// The EndpointSlices of `front-loadbalancer` as it was found, for the gateway's pods of now: they are kept
-/// in line even where nothing else of the cluster may change.
+/// The EndpointSlices of `front-loadbalancer` as it was found, for the current pods of the gateway. They are
+/// kept in line even where nothing else of the cluster may change.
 pub fn slices_to_gateways(cluster: &Cluster, front: &Value, found: &Found) -> Vec<Wanted> {
     let ports = serde_json::from_value::<Vec<ServicePort>>(front["spec"]["ports"].clone());
     let mut ports = ports.unwrap_or_default();
@@ -331,8 +331,9 @@ fn slice(
     Wanted { name, fields }
 }
 
-/// The NodePort of the API server that users know, to be asked for again where its Service is gone; `None`
-/// where that is not known, or the Service has none. Either door may be the one that has it.
+/// The NodePort of the API server that users know. It is asked for again where its Service is gone. `None` if
+/// that port is not known, or if the plan has no NodePort for the API server. Either door may be the one that
+/// has it.
 pub fn remembered_node_port(
     cluster: &Cluster,
     exposure: &Exposure,

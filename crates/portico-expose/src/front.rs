@@ -1,5 +1,5 @@
-//! The ports that a front LoadBalancer Service publishes, so that clusters are reachable through it by
-//! NodePort: the one of the seed, or the one of a cluster with the strategy LoadBalancer.
+//! The ports that a front LoadBalancer Service publishes, so that clients reach clusters by NodePort through
+//! it. The Service is that of a seed, or that of one cluster with the strategy LoadBalancer.
 //!
 //! It follows KKP's updater, with these differences. A comma list that holds `NodePort` counts. A
 //! name that is too long is shortened. The admin port is never published. At a cloud's listener limit, new

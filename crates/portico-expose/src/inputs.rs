@@ -1,4 +1,4 @@
-//! What a plan follows from: a Cluster with the objects above it, its NodePorts, and what was found outside.
+//! The inputs of a plan: a Cluster with the objects above it, its NodePorts, and the findings outside.
 
 use std::net::IpAddr;
 
@@ -35,13 +35,13 @@ pub struct Inputs<'a> {
     pub node_ports: &'a dyn Fn(&str, &str) -> Option<u16>,
     /// What was found outside.
     pub known: &'a Known,
-    /// What serves as the load balancer of a cluster.
+    /// The load balancer of a cluster.
     pub load_balancers: LoadBalancers,
     /// Port at which clients find the listener that routes by server name.
     pub sni_port: u16,
 }
 
-/// What serves as the load balancer of a cluster with the strategy LoadBalancer.
+/// The load balancer of a cluster with the strategy LoadBalancer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadBalancers {
     /// A cloud, with a proxy per cluster behind it, as in KKP. Services have the annotation
@@ -140,8 +140,8 @@ impl Inputs<'_> {
     }
 }
 
-/// The current address while it is among `found`, so that it does not flap; else the lowest IPv4, else the
-/// lowest IPv6.
+/// The current address while it is among `found`, so that it does not flap; else the lowest. IPv6 addresses
+/// count only where there is no IPv4 address.
 fn steady(found: &[IpAddr], current: Option<IpAddr>) -> Option<IpAddr> {
     let any_v4 = found.iter().any(IpAddr::is_ipv4);
     let eligible = || found.iter().copied().filter(|ip| ip.is_ipv4() == any_v4);

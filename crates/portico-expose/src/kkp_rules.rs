@@ -1,5 +1,5 @@
-//! KKP's rules as tables, each case under the name that KKP gives to the field or value: resolution of the
-//! strategy, validation, Services, addresses, allow lists, connection settings. What a proxy makes of
+//! KKP's rules as tables, each case under the name that KKP gives to the field or value. They cover the
+//! strategy, validation, Services, addresses, allow lists and connection settings. What a proxy makes of
 //! Services is in `portico-routes/tests/promises/kkp_rules.rs`.
 
 use std::time::Duration;

@@ -1,12 +1,12 @@
 //! The exposure domain: strategies, plans, host names, addresses, NodePort allocation.
 //!
-//! For one cluster: [`resolve`] finds its seed and strategy, [`validate`] what is wrong with it, and [`plan`]
-//! what should exist. [`strategy`] holds one file for each strategy, and [`doors`] merges the plans of two.
-//! For all clusters: the [`planner`] holds the objects, applies each [`change`] and returns what follows.
-//! [`node_ports`] allocates NodePort numbers. For the load balancers in front of a seed: their ports
+//! For one cluster, [`resolve`] finds its seed and strategy, and [`validate`] what is wrong with it. [`plan`]
+//! says what should exist. [`strategy`] holds one file for each strategy, and [`doors`] merges the plans of
+//! two. For all clusters: the [`planner`] holds the objects, applies each [`change`] and returns what
+//! follows. [`node_ports`] allocates NodePort numbers. For the load balancers in front of a seed: their ports
 //! ([`front`]) and settings ([`load_balancer`]). For gateways that must not read Clusters: [`projection`].
-//! From one strategy to another: [`migration`]. Inside a cluster: [`user_cluster`]. What the gateway of a
-//! Seed itself is made of: [`components`].
+//! From one strategy to another: [`migration`]. Inside a cluster: [`user_cluster`]. The objects of a Seed's
+//! gateway are in [`components`].
 //!
 //! Everything here is a plain function or a plain value: no I/O, no async, no clock. Random numbers follow
 //! from a seed ([`random`]).

@@ -1,8 +1,8 @@
-//! What a Seed asks of the load balancer Services in front of it, beside their ports.
+//! The settings of a Seed for the load balancer Services in front of it, beside their ports.
 //!
 //! KKP's operator puts these fields of `Seed.spec.nodeportProxy` on the Service `nodeport-proxy`; `portico
-//! front` puts them on its front Service. If there are several Seeds on one cluster, one must be named: they
-//! share the load balancer, and the networks that it admits must not depend on which Seed is older.
+//! front` puts them on its front Service. If there are several Seeds on one cluster, one must be named. They
+//! share the load balancer, and the oldest Seed must not decide by its age which networks are admitted.
 
 use ipnet::IpNet;
 use portico_api::meta::Strings;

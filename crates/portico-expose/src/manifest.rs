@@ -1,4 +1,5 @@
-//! The manifests of `deploy/` that controllers apply: compiled in, and the one source of what they say.
+//! The manifests of `deploy/` that controllers apply. They are compiled in, and are the one source of their
+//! content.
 
 use portico_yaml::Documents;
 use serde_json::Value;

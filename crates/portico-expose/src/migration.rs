@@ -5,9 +5,9 @@
 //! the two change places. Or it is the former first door, and closes. The way back has the same states: only
 //! the wanted strategy decides the direction.
 //!
-//! [`step`] takes one decision from plain values. The exposure controller observes, writes the record first,
-//! and then opens and closes what the record says: a process that is killed in between leaves no door that
-//! nobody knows of. Nothing ends by a time limit: a proof that does not come is waited for and reported.
+//! [`step`] takes one decision from plain values. The exposure controller observes. It writes the record
+//! first, then opens and closes what the record says. So a process that is killed in between leaves no
+//! unrecorded door. Nothing ends by a time limit. A missing proof is waited for and reported.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -95,7 +95,7 @@ pub enum Fact {
     NotSo(String),
 }
 
-/// What was observed of the use of the second door.
+/// The observed use of the second door.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
     /// It is in use, or that is unknown: by which clients, or why.
@@ -116,7 +116,7 @@ pub struct Facts {
     pub of: Now,
     /// What is known of each proof.
     pub proofs: BTreeMap<Proof, Fact>,
-    /// What is known of the use of the second door.
+    /// The known use of the second door.
     pub second_door: Option<Use>,
 }
 
@@ -125,7 +125,7 @@ pub struct Facts {
 pub enum Waiting {
     /// For a proof: why it does not hold, or `None` if it is not known yet.
     For(Proof, Option<String>),
-    /// Until the second door is out of use: how it is used, or `None` if it is not known yet.
+    /// Until the second door is out of use. It has the present use, or `None` if that is not known yet.
     Quiet(Option<String>),
 }
 
@@ -158,12 +158,12 @@ impl Now {
         Self { first: exposed.expose_strategy, second }
     }
 
-    /// What is to be taken as recorded of a cluster whose ExposedCluster is gone, for instance because
-    /// somebody deleted it half-way. `open` are its doors that are there, each with the URL by which it is
-    /// reached, and `published` is the URL in its status. `None` if no door is open: it is a new cluster.
+    /// The record to assume for a cluster whose ExposedCluster is gone, for instance because somebody deleted
+    /// it half-way. `open` are its doors that are there, each with the URL by which it is reached, and
+    /// `published` is the URL in its status. `None` if no door is open: it is a new cluster.
     ///
     /// If two doors are open, the first is the published one. If neither is, the first is the one that is not
-    /// wanted, so that the other is proven before it is published. Either way all proofs are made again, and
+    /// wanted. Then the other is proven before it is published. Either way all proofs are made again, and
     /// nothing closes before.
     pub fn rebuilt(
         open: &[(ExposeStrategy, &str)],
@@ -269,7 +269,7 @@ pub fn step(
         _ => facts.missing(proofs(state)),
     };
     let next = match (state, forward) {
-        // A change of mind: what was proven before is proven again, and what was closed is opened again.
+        // A change of mind. Proofs are made again, and closed doors are opened again.
         (Opening | Proving, false) => to(Moving),
         (Moving | MovingNodes | Quieting | Closing, true) => to(Opening),
         // An address that was not proven is not published.
@@ -374,7 +374,7 @@ impl fmt::Display for Waiting {
 }
 
 impl fmt::Display for Next {
-    /// One sentence for a condition: what is under way, what it waits for, and what comes after it.
+    /// One sentence for a condition. It has the current step, what that waits for, and the next step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.now.first;
         match self.now.second {

@@ -1,10 +1,10 @@
-//! Which NodePort number belongs to which Service port: allocated once, never twice, the same after a
-//! restart.
+//! Which NodePort number belongs to which Service port. A number is allocated once, never twice, and is the
+//! same after a restart.
 //!
 //! In a seed cluster the API server does this. Where objects come from a directory, this allocator takes its
 //! place. Users have the numbers in their kubeconfigs, so a released number stays reserved for its last
-//! owner. An owner that returns gets its number back, and no other gets it while the range has a number that
-//! was never allocated.
+//! owner. An owner that returns gets its number back. No other owner gets it while the range has a number
+//! that was never allocated.
 
 mod port_set;
 

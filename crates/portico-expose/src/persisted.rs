@@ -1,5 +1,5 @@
-//! What must be the same in the next run of a gateway on a directory: allocated NodePorts, and the strategy
-//! of each Cluster. Users have both in their kubeconfigs.
+//! The state that must be the same in the next run of a gateway on a directory: allocated NodePorts, and the
+//! strategy of each Cluster. Users have both in their kubeconfigs.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub enum PersistedStateError {
     Strategy(String, String),
 }
 
-/// The document: sorted, and one line an entry when printed, so that people can read and repair it.
+/// The document. It is sorted, and printed with one line an entry, so that people can read and repair it.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {

@@ -1,5 +1,4 @@
-//! What should exist for a cluster so that it is reachable: its Services, names, address, certificate names
-//! and policy.
+//! The objects that make a cluster reachable: its Services, names, address, certificate names and policy.
 //!
 //! A plan is a plain value that follows from plain values, so that `portico routes`, the gateway and
 //! the operator agree on it. What depends on the strategy is in [`crate::strategy`].

@@ -3,7 +3,7 @@
 //! - A changed Cluster is planned by itself. A changed Seed plans its own clusters. Only real differences
 //!   come out.
 //! - An object that must not be used is reported, and its last usable version stays in force.
-//! - A Cluster that never was usable gets a policy but no Services: Services made by others must not be open
+//! - A Cluster that never was usable gets a policy but no Services. Services made by others must not be open
 //!   because its allow list cannot be read.
 //! - A Service that a user wrote replaces a planned one of the same name.
 //! - A Cluster keeps strategy and NodePorts across restarts, also while its manifest cannot be read.
@@ -63,7 +63,7 @@ pub struct Planner {
     problems: ProblemIndex,
     /// Clusters that wait for NodePorts.
     waiting: BTreeSet<ClusterName>,
-    /// What a step that is noted in part has still to do.
+    /// The rest of a step that is noted in part.
     work: Work,
 }
 

@@ -1,4 +1,4 @@
-//! What a cluster allows and may use, from its own spec and its seed's.
+//! The clients and the share of a cluster, from its own spec and its seed's.
 
 use ipnet::IpNet;
 use portico_api::annotations::{FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
@@ -16,7 +16,8 @@ use crate::strategy;
 ///
 /// The allow list is the cluster's own, on every strategy. The seed's defaults are joined to one that is set,
 /// even empty, and restrict no cluster by themselves, as in KKP. The load balancer in front admits the ranges
-/// of the seed; one of the cluster's own admits the cluster's list as well, and that list them.
+/// of the seed. A load balancer of the cluster's own changes this where the cluster sets a list. Then the two
+/// lists are joined, and both the load balancer and the gateway admit all of them.
 ///
 /// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy of the
 /// cluster's own.

@@ -1,11 +1,11 @@
 //! Cluster → what should exist inside the user cluster: node agents under the strategy Tunneling,
 //! Konnectivity agents, the endpoints of Service `kubernetes`, and `cluster-info`.
 //!
-//! While a cluster migrates between strategies, there is what its second way in needs too, and what proves
-//! that it works. The second door counts until it is being closed ([`crate::migration`]).
+//! While a cluster migrates between strategies, the objects of its second way in are there too, and so are
+//! the probes that prove it. The second door counts until it is being closed ([`crate::migration`]).
 //!
 //! The agents are the manifests of `deploy/`, with their blanks filled in, so that both ways to install them
-//! mean the same. What cannot be decided yet is left as it is: neither wanted nor unwanted.
+//! mean the same. An object that cannot be decided on yet is left as it is: neither wanted nor unwanted.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -47,8 +47,8 @@ pub const NODE_PROBE: Id = id(Kind::DaemonSet, "kube-system", "portico-migration
 /// name.
 pub const POD_LABEL: &str = "app.kubernetes.io/name";
 
-/// The label that tells the pods of a probe from those of an earlier one: a DaemonSet that was removed and
-/// made anew counts its changes from the beginning, and pods of the former one may be there still.
+/// The label that tells the pods of a probe from those of an earlier one. A DaemonSet that was removed and
+/// made anew counts its changes from the beginning. Pods of the former one may still be there.
 pub const ATTEMPT_LABEL: &str = "portico.k8c.io/attempt";
 
 /// The label of a Node whose kubelet may be moved. Its value is that of [`ATTEMPT_LABEL`] of the pod that
@@ -183,7 +183,7 @@ pub struct Object {
     pub fields: Value,
 }
 
-/// What agents are made with, in every cluster of a seed.
+/// The settings of agents, in every cluster of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentSettings {
     /// Their image. Without one no agents are made, and those that exist are left alone.
@@ -228,7 +228,7 @@ impl Konnectivity {
     }
 }
 
-/// What the inside of a user cluster follows from.
+/// The inputs for the inside of a user cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
     /// The cluster by its first door: strategy and address in force, and how far it migrates.
@@ -254,7 +254,7 @@ pub struct Facts<'a> {
 /// What should exist inside a user cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inside {
-    /// What should exist, in the order in which it is needed.
+    /// The objects that should exist, in the order in which they are needed.
     pub wanted: Vec<Object>,
     /// What should not, if Portico made it: what a former strategy left.
     pub unwanted: Vec<Id>,
@@ -290,7 +290,7 @@ pub fn inside(facts: &Facts<'_>) -> Inside {
     inside
 }
 
-/// What a cluster has inside for a second door alone, once `exposed` is its first one.
+/// The objects inside a cluster for a second door alone, once `exposed` is its first one.
 pub fn of_second_door(exposed: &ExposedCluster) -> Vec<Id> {
     let agents = exposed.spec.tunnel.is_none().then(manifests::agent_ids);
     let others = [KONNECTIVITY_AGENT_NEXT, NODE_PROBE];
@@ -375,7 +375,8 @@ fn next_konnectivity(facts: &Facts<'_>, inside: &mut Inside) {
     }
 }
 
-/// What proves on every node that it reaches the second door; later, what leads its kubelet to the first one.
+/// The objects that prove on every node that it reaches the second door. Later ones lead its kubelet to the
+/// first door.
 fn on_nodes(facts: &Facts<'_>, inside: &mut Inside) {
     use MigrationState::{Closing, Moving, MovingNodes, Opening, Proving, Quieting};
 
@@ -423,7 +424,8 @@ fn ways_of_nodes(exposed: &ExposedCluster) -> Vec<String> {
 }
 
 /// The endpoints of Service `kubernetes`: the agent on each node, or the address of the API server. They are
-/// those of the first door: agents of the second one stay until it is closed, so that none leads to nothing.
+/// those of the first door. Agents of the second one stay until it is closed, so that no endpoint leads to
+/// nothing.
 fn endpoints(facts: &Facts<'_>, inside: &mut Inside) {
     if !facts.endpoints {
         return;
@@ -454,8 +456,8 @@ fn endpoints(facts: &Facts<'_>, inside: &mut Inside) {
     ));
 }
 
-/// What a machine that joins reads without any credentials: where the API server is, and what signs its
-/// certificate.
+/// The object that a joining machine reads without any credentials. It has the address of the API server, and
+/// the authority of its certificate.
 fn cluster_info(facts: &Facts<'_>, inside: &mut Inside) {
     let of = |kind| id(kind, "kube-public", "cluster-info");
     let none = json!({});

@@ -1,4 +1,4 @@
-//! What the access line of the gateway says: one for each connection, refused or ended.
+//! The access line of the gateway: one for each connection, refused or ended.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

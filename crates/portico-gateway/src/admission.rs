@@ -1,8 +1,9 @@
-//! Whether a client may connect, and to what: its real address, its route, the allow list, the budget.
+//! Decides whether a client may connect, and where it is led. The decision follows from its real address, its
+//! route, the allow list, and the budget.
 //!
 //! Every entry goes through here in the same order: [`Arrival`] →
-//! [`proxy_header`](Arrival::read_proxy_header) → a look-up of [`Learned`] →
-//! [`admit`](Learned::admit). What fails is a [`Refusal`], counted and written by [`Learned::refuse`].
+//! [`proxy_header`](Arrival::read_proxy_header) → a look-up of [`Learned`] → [`admit`](Learned::admit). A
+//! failure is a [`Refusal`], counted and written by [`Learned::refuse`].
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -38,12 +39,12 @@ pub(crate) struct Arrival {
     pub(crate) promise: Promise,
 }
 
-/// What is known of a connection or a CONNECT request; for the access line, also where it is refused.
+/// The facts about a connection or a CONNECT request. The access line has them, also where it is refused.
 #[derive(Debug)]
 pub(crate) struct Learned {
     pub(crate) id: ConnectionId,
     pub(crate) listener: Listener,
-    /// The peer; where that is a trusted hop that sent a PROXY header, the address in it.
+    /// The peer. If the peer is a trusted hop that sent a PROXY header, it is the address in that header.
     pub(crate) client: SocketAddr,
     /// Whether that is the client's own address, and not that of something in front.
     pub(crate) client_is_real: bool,
@@ -53,7 +54,7 @@ pub(crate) struct Learned {
     pub(crate) name: Option<Arc<str>>,
     /// Where that leads.
     pub(crate) upstream: Option<Arc<Upstream>>,
-    /// What it takes of the gateway once it is open.
+    /// Its cost for the gateway once it is open.
     pub(crate) cost: Cost,
 }
 
@@ -160,7 +161,7 @@ impl Learned {
     }
 
     /// Takes the route found for the name that was `asked` for. A known name is the table's own, so that ten
-    /// thousand connections to one name share it; one that a wildcard stands for is the client's own.
+    /// thousand connections to one name share it. A name that a wildcard stands for is the client's own.
     fn learn<N: Clone + Eq + Into<Arc<str>>>(&mut self, found: Option<(&N, &Arc<Upstream>)>, asked: N) {
         let name = found.map(|(name, _)| name).filter(|name| **name == asked).cloned().unwrap_or(asked);
         (self.name, self.upstream) = (Some(name.into()), found.map(|(_, upstream)| Arc::clone(upstream)));
@@ -221,7 +222,7 @@ impl Admitted {
     }
 }
 
-/// What is shown of a name that cannot be parsed.
+/// The shown part of a name that cannot be parsed.
 fn printable(name: &str) -> Cow<'_, str> {
     const SHOWN: usize = 64;
     match name.char_indices().nth(SHOWN) {

@@ -27,8 +27,9 @@ struct ApiServer {
     id: Hash,
 }
 
-/// Returns the API server that reviews tokens for `upstream`, which was asked for by `authority`: the one
-/// behind it, if that says by which CA it is known, else that of the same cluster. `None` if nothing says so.
+/// Returns the API server that reviews tokens for `upstream`, which was asked for by `authority`. It is the
+/// one behind `upstream`, if that has the API server's name or a CA for it. Otherwise it is the API server of
+/// the same cluster. `None` if there is none, or if its CA is not known.
 pub(crate) fn reviewer_of(
     shared: &Arc<Shared>,
     upstream: &Arc<Upstream>,

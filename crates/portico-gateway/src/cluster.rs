@@ -1,4 +1,4 @@
-//! What a gateway counts and bounds for one user cluster. Shared by all workers; nothing here waits.
+//! The counters and bounds of one user cluster on a gateway. Shared by all workers; nothing here waits.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -17,8 +17,8 @@ use crate::doors::{Client, DoorSnapshot, Doors};
 use crate::fair_share::{Cost, FairShare, ShareUse, Taken};
 use crate::outcome::{End, Refusal, Side};
 
-/// Upper bounds, in seconds, of the handshake time histogram: a connect on the same network takes well below
-/// a millisecond, the slowest one admitted three timeouts of one second.
+/// Upper bounds, in seconds, of the handshake time histogram. A connect on the same network takes well below
+/// a millisecond. The slowest one admitted takes three timeouts of one second.
 pub const HANDSHAKE_BUCKETS: [f64; 8] = [0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 3.0];
 
 /// One user cluster on this gateway.
@@ -36,7 +36,7 @@ pub struct Cluster {
     rate: Rate,
     /// Limit of log lines about its refused clients.
     pub(crate) lines: LineLimit,
-    /// Made when there is something to count: of ten thousand clusters many get no connection here, and these
+    /// Made when there is something to count. Of ten thousand clusters many get no connection here, and these
     /// counters are most of the size of one.
     counters: OnceLock<Box<Counters>>,
 }
@@ -161,7 +161,7 @@ impl Cluster {
         self.counters().doors.used(listener, client, now);
     }
 
-    /// What came by each kind of listener, in the order of [`ListenerKind::ALL`].
+    /// The connections by each kind of listener, in the order of [`ListenerKind::ALL`].
     pub fn doors(&self) -> [DoorSnapshot; ListenerKind::ALL.len()] {
         self.counters.get().map(|counters| counters.doors.snapshots()).unwrap_or_default()
     }
@@ -205,7 +205,7 @@ pub struct ClusterSnapshot {
     pub tunnels: u32,
     /// Connections and tunnel streams that reached an endpoint, ever.
     pub total: u64,
-    /// What came by each kind of listener, in the order of [`ListenerKind::ALL`].
+    /// The connections by each kind of listener, in the order of [`ListenerKind::ALL`].
     pub doors: [DoorSnapshot; ListenerKind::ALL.len()],
     /// Bytes from clients to endpoints, of ended connections.
     pub bytes_up: u64,

@@ -23,9 +23,9 @@ pub struct Config {
     pub tunnel: portico_tunnel::Settings,
     /// Tokens of tunnel clients, beside or instead of certificates.
     pub tokens: TokenSettings,
-    /// Whether CONNECT requests are served on the port of ClientHellos:
-    /// [`tunnel_listen`](Self::tunnel_listen) is no listener of its own then, and the PROXY protocol is that
-    /// of `sni`.
+    /// Whether CONNECT requests are served on the port of ClientHellos. Then
+    /// [`tunnel_listen`](Self::tunnel_listen) is no listener of its own, and the PROXY protocol is that of
+    /// `sni`.
     pub shared_port: bool,
     /// The address NodePort listeners bind.
     pub node_port_address: IpAddr,
@@ -43,7 +43,7 @@ pub struct Config {
     pub downstream_keepalive: Keepalive,
     /// Keep-alive of connections to endpoints.
     pub upstream_keepalive: Keepalive,
-    /// When a connection that moves no byte is ended; `None` is never, for watches are silent for hours.
+    /// When a connection that moves no byte is ended. `None` is never, because watches are silent for hours.
     pub idle: IdleTimeouts,
     /// How long connections to an endpoint that left its Service may stay; `None` is until they end by
     /// themselves.

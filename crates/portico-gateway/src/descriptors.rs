@@ -1,9 +1,9 @@
 //! Whether file descriptors run short, so that accepting stops *before* they are out.
 //!
 //! A connection takes one when it is accepted and another when it is connected to its endpoint. Accepting for
-//! as long as accept(2) succeeds would leave none for the second: clients would be accepted only to be
-//! refused, while in the kernel's queue they could have waited. So a descriptor counts as used as soon as it
-//! is promised, and one in [`RESERVED`] is kept for transfers, manifests and the admin listener.
+//! as long as accept(2) succeeds would leave none for the second. Clients would be accepted and then refused,
+//! although they could have waited in the kernel's queue. So a descriptor counts as used as soon as it is
+//! promised, and one in [`RESERVED`] is kept for transfers, manifests and the admin listener.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct Descriptors {
     promised: AtomicU32,
     /// When the next line may be logged, in milliseconds since the start.
     next_warning: AtomicU64,
-    /// Whether the log says that descriptors are out, and not yet that there are free ones again.
+    /// Whether the last line about descriptors says that they are out.
     warned: AtomicBool,
     /// Accept loops that rest.
     resting: AtomicU32,
@@ -73,8 +73,8 @@ impl Descriptors {
         number.saturating_add(self.promised.load(SeqCst)) >= self.most.load(Relaxed)
     }
 
-    /// Whether they still run short. `any` is copied, and closed again, to see which number is free; the
-    /// limit is read again, for it can be changed from outside.
+    /// Whether they still run short. `any` is copied, and closed again, to see which number is free. The
+    /// limit is read again, because it can be changed from outside.
     pub(crate) fn still_run_short(&self, any: BorrowedFd<'_>) -> bool {
         self.most.store(most(), Relaxed);
         // A copy that cannot be made says so, too.

@@ -1,9 +1,9 @@
-//! What came by each kind of listener for one cluster, and from which clients last: by that it is known
+//! The connections that came by each kind of listener for one cluster, and their last clients. They show
 //! whether a way in may close.
 //!
 //! A connection counts as used when it ends. So `last` is the end of the last connection, not its start.
-//! Counters are atomics. The list of clients is locked for a moment, by connections of the same cluster and
-//! kind alone, and is never waited for: one that is missed is in the counters all the same.
+//! Counters are atomics. The list of clients is locked for a moment, and a connection never waits for it. A
+//! client that is missed there is counted all the same.
 
 use std::net::IpAddr;
 use std::sync::atomic::{
@@ -32,7 +32,7 @@ struct Door {
     clients: Mutex<Vec<Client>>,
 }
 
-/// What came by one kind of listener until now.
+/// The connections by one kind of listener until now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DoorSnapshot {
     /// Connections and tunnel streams that reached an endpoint, ever.
@@ -50,7 +50,8 @@ pub struct DoorSnapshot {
 /// A client that used a kind of listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
-    /// Its address; without the PROXY protocol that of what is in front of the gateway, if that hides it.
+    /// Its address. If a hop in front of the gateway hides it and sends no PROXY header, it is the address of
+    /// that hop.
     pub address: IpAddr,
     /// When it last did, in seconds since the gateway started.
     pub last: u32,

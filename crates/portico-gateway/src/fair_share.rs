@@ -1,4 +1,4 @@
-//! What the connections of all clusters may take together, and how much of it one cluster.
+//! The bound of the connections of all clusters together, and the share of one cluster.
 //!
 //! A cluster may hold a part (default half) of what the others do not hold. One that takes all it can gets
 //! 1/2; two come to 1/3 each. A cluster that holds nothing gets its first connection while anything is left.
@@ -13,7 +13,7 @@ use portico_api::policy::Percent;
 use portico_net::MemoryBudget;
 use serde::Serialize;
 
-/// What one connection takes, for as long as it is open: a little more than was measured at rest.
+/// The cost of one connection, for as long as it is open: a little more than was measured at rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cost {
     /// Memory of the process and of the kernel in KiB, as a control group counts it.
@@ -34,7 +34,7 @@ impl Cost {
     pub(crate) const NOTHING: Self = Self { kib: 0, descriptors: 0 };
 }
 
-/// What the connections of all clusters take, and the most they may.
+/// The cost of the connections of all clusters, and its bound.
 #[derive(Debug)]
 pub(crate) struct FairShare {
     kib: Pool,
@@ -55,7 +55,7 @@ pub(crate) struct Taken {
     part: AtomicU8,
 }
 
-/// What a cluster takes of something, and the most that it may take now.
+/// The use of something by a cluster, and the most that it may take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Use {
     /// What it takes.
@@ -64,7 +64,7 @@ pub struct Use {
     pub most: usize,
 }
 
-/// What a cluster takes of a gateway, and may.
+/// The use of a gateway by a cluster, and its bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShareUse {
     /// The part that it may take of what all others leave.
@@ -119,7 +119,7 @@ impl FairShare {
         self.descriptors.give_back(&own.descriptors, cost.descriptors);
     }
 
-    /// What bounds the bytes that the tunnels of one cluster hold.
+    /// The budget for the bytes that the tunnels of one cluster hold.
     pub(crate) fn held<'a>(&self, own: &'a Taken) -> &'a MemoryBudget {
         let most = self.part_of(own).of(self.held.limit());
         let held = own.held.get_or_init(|| MemoryBudget::new(most));
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(fill(&fair, &b), 250);
         assert_eq!(fill(&fair, &c), 125);
         assert_eq!(fair.taken().1, 875);
-        // What the first gives back, others can have, and it itself no more than they.
+        // The first gives its share back. Others can have it, and the first itself gets no more than they.
         (0..500).for_each(|_| fair.give_back(&a, Cost::STREAM));
         assert_eq!((fill(&fair, &c), fill(&fair, &b)), (250, 62));
         assert!(fair.take(&a, Cost::CONNECTION), "there is always something left");

@@ -1,11 +1,11 @@
 //! The data plane: moves TCP bytes between clients and hosted control planes.
 //!
 //! `entry` accepts and learns where a client wants to go, by its ClientHello, its port or its CONNECT
-//! request. `admission` finds the route in `route_store` and holds the client against allow list and budget
-//! (`cluster`), for CONNECT also against its credential (`auth`, which may ask an `api_server`).
-//! `upstream` connects to an endpoint. `session` counts the connection, by listener in `doors`, while
-//! `portico-net` or `portico-tunnel` carries its bytes; `access` writes the line that is left of it.
-//! `outcome` is the table of every way a connection ends. A `worker` is the thread this happens on.
+//! request. `admission` finds the route in `route_store` and checks the client against allow list and budget
+//! (`cluster`). For CONNECT it also checks the credential (`auth`, which may ask an `api_server`). `upstream`
+//! connects to an endpoint. `session` counts the connection, by listener in `doors`, while `portico-net` or
+//! `portico-tunnel` carries its bytes; `access` writes the line that is left of it. `outcome` is the table of
+//! every way a connection ends. A `worker` is the thread this happens on.
 //!
 //! The table itself is computed in `portico-routes` and arrives through [`Gateway::apply`]: nothing here
 //! watches objects or reads a manifest. Only `auth` asks Kubernetes: where tokens are reviewed, it posts
@@ -66,7 +66,7 @@ use crate::worker::Worker;
 const LAST_GRACE: Duration = Duration::from_secs(2);
 
 /// A successor has read its manifests, or filled its caches from the Kubernetes API, when it asks for
-/// sockets; then it opens those of its own.
+/// sockets. Then it opens its own.
 const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running data plane.
@@ -121,11 +121,11 @@ pub enum StartError {
 }
 
 impl Gateway {
-    /// Starts the workers, then the SNI and tunnel listeners, then those of NodePorts: on sockets of the
-    /// `predecessor` where it had some for the same address. The `first` routes are in force before anything
-    /// is accepted: a client that waits in a socket of the predecessor must not be refused as if its cluster
-    /// were unknown. But their NodePorts come last: a Service that asks for a port of the gateway itself must
-    /// not keep it from starting.
+    /// Starts the workers, then the SNI and tunnel listeners, then those of NodePorts. They use sockets of
+    /// the `predecessor` where it had some for the same address. The `first` routes are in force before
+    /// anything is accepted. Otherwise a client that waits in a socket of the predecessor would be refused,
+    /// as if its cluster were unknown. Their NodePorts come last: a Service may ask for a port of the gateway
+    /// itself, and must not keep it from starting.
     pub fn start(
         config: Config,
         access: AccessLog,

@@ -1,7 +1,7 @@
 //! Bounds the warnings that anyone on the network can cause, by tenant.
 //!
-//! Each cluster has a limit of its own, and those that ask for none that is known have one together: what
-//! happens to one does not hide what happens to another.
+//! Each cluster has a limit of its own. All clients that ask for no known cluster share one. So the warnings
+//! about one cluster do not hide those about another.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

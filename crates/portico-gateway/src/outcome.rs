@@ -1,5 +1,5 @@
-//! The table of every way a connection ends: the label value for metrics and the access line, the side that
-//! caused it, and what the client gets in its own protocol.
+//! The table of every way a connection ends. A row has the label value for metrics and the access line, and
+//! the side that caused the end. It also has the client's answer in its own protocol.
 //!
 //! Every failure before the first byte is copied is a [`Refusal`]; whatever happens afterwards is an [`End`].
 //! A new reason is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`,
@@ -127,7 +127,7 @@ refusals! {
     /// It had not yet sent where it wants to go when its slot was needed for the next connection.
     MaxHandshakes: "max_handshakes", Gateway, None, None,
         "too many connections are still saying where they want to go";
-    /// An unauthenticated connection whose slot was needed for the next one, or that stayed so for too long.
+    /// An unauthenticated connection that stayed so for too long, or whose slot was needed for the next one.
     MaxUnauthenticated: "unproven", Gateway, None, Some(429),
         "too many connections have not shown an identity that is accepted";
     /// A tunnel connection that sent frames which cost work and carry nothing, or one it did not finish.

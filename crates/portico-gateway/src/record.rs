@@ -1,5 +1,5 @@
-//! What is known of each open connection: for `/connections`, the access line, and the parts of the gateway
-//! that cancel connections. A [`Session`](crate::session::Session) opens and closes it.
+//! The facts about each open connection. `/connections`, the access line, and the parts that cancel
+//! connections use them. A [`Session`](crate::session::Session) opens and closes it.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,5 @@
-//! The routes in force: one table that workers read without a lock, and what outlives a table.
+//! The routes in force: one table that workers read without a lock. It also has the state that outlives a
+//! table.
 //!
 //! An [`Update`] from `portico-routes` says what changed, and only that is touched. Endpoints change inside
 //! an [`Upstream`]; the table is replaced by a changed clone if a key is added, removed or
@@ -58,7 +59,7 @@ struct Member {
     upstreams: u32,
 }
 
-/// What an update means for listeners and open connections.
+/// The effect of an update on listeners and open connections.
 #[derive(Debug, Default)]
 pub(crate) struct Applied {
     pub(crate) opened_ports: Vec<u16>,

@@ -1,7 +1,8 @@
 //! An open connection while its bytes move: listed, counted, and closed by one access line.
 //!
-//! The task that carries the bytes holds a [`Session`]. When the session is finished, or dropped because its
-//! task was cancelled, bytes are added up, the connection leaves the list, and the access line is written.
+//! The task that carries the bytes holds a [`Session`]. A session ends when it is finished, or dropped
+//! because its task was cancelled. Then bytes are added up, the connection leaves the list, and the access
+//! line is written.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -1,4 +1,4 @@
-//! What all workers share: settings, routes, counters, and the clock.
+//! The state that all workers share: settings, routes, counters, and the clock.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -205,7 +205,7 @@ impl Shared {
         self.ends[end.index()].fetch_add(1, Relaxed);
     }
 
-    /// Counts a refused client, for its cluster too where that is known, and writes its access line.
+    /// Counts a refused client and writes its access line. The cluster counts it too, where that is known.
     pub(crate) fn refuse(&self, refused: &Refused<'_>) {
         self.refusals[refused.refusal as usize].fetch_add(1, Relaxed);
         let now = self.now();

@@ -51,8 +51,8 @@ pub(crate) fn maps(hosting: &HostingSpec, version: Version) -> Configs {
 
 /// Nodes, pods and webhooks are reached through Konnectivity; etcd and identity providers directly.
 ///
-/// For Kubernetes a webhook that is named by its URL belongs to `controlplane`. Tenants write that URL, and
-/// without a selection the API server would dial it from its pod: whatever the seed reaches.
+/// For Kubernetes a webhook that is named by its URL belongs to `controlplane`. Tenants write that URL.
+/// Without a selection the API server would dial it from its pod, and reach whatever the seed reaches.
 fn egress() -> String {
     let transport = json!({"uds": {"udsName": socket()}});
     let connection = json!({"proxyProtocol": "GRPC", "transport": transport});
@@ -64,7 +64,7 @@ fn egress() -> String {
     }))
 }
 
-/// What the audit log records, if there is one.
+/// The preset of the audit log, if there is one.
 pub(crate) fn audited(hosting: &HostingSpec) -> Option<AuditPreset> {
     let audit = &hosting.audit_logging;
     audit.enabled.then(|| audit.policy_preset.get().copied().unwrap_or_default())

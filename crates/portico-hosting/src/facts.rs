@@ -1,4 +1,4 @@
-//! What all parts of a plan follow from: what a Cluster says, with defaults filled in.
+//! The inputs of all parts of a plan: the fields of a Cluster, with defaults filled in.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! What a hosted cluster has inside, beside the agents and what `portico_expose::user_cluster` decides on:
-//! what nodes need to join, kube-proxy, CoreDNS and metrics-server.
+//! The objects inside a hosted cluster: those that nodes need to join, kube-proxy, CoreDNS and
+//! metrics-server. The agents and the objects of `portico_expose::user_cluster` are not among them.
 //!
 //! Each part is a manifest in `inside/`, with its blanks filled in; the rights of the Konnectivity server are
 //! those of `deploy/konnectivity`. The names are those of kubeadm and of upstream, so that people and tools
-//! find them. What a Cluster leaves out goes away, if Portico made it.
+//! find them. A part that a Cluster leaves out goes away, if Portico made it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;

@@ -3,8 +3,9 @@
 //! [`validate`] says what is wrong with a Cluster as far as hosting goes. [`plan`] returns its
 //! [`ControlPlane`]: every object, whole, in the order in which they are made. [`pki`] says what its Secrets
 //! should hold, for `portico-pki`. [`inside`] says what the cluster has inside, and [`serving`] which
-//! certificates its kubelets get, [`join`] how machines become its nodes, [`quota`] how many clusters a seed
-//! hosts, [`monitoring`] what Prometheus learns. Which images belong to a version is in [`versions`].
+//! certificates its kubelets get. [`join`] says how machines become its nodes. [`quota`] says how many
+//! clusters a seed hosts, and [`monitoring`] what Prometheus learns. Which images belong to a version is in
+//! [`versions`].
 //!
 //! No plan depends on the expose strategy: a Cluster that migrates has the same one before and after, so
 //! nothing restarts. Everything is a plain function or a plain value: no I/O, no clock, no random numbers.

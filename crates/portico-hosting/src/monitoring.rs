@@ -1,4 +1,4 @@
-//! What Prometheus learns about control planes: where their metrics are, and which of them are kept.
+//! The metrics of control planes that Prometheus gets: where they are, and which of them are kept.
 //!
 //! A small control plane exposes some twenty thousand series, of which few are ever looked at. `portico
 //! metrics` asks each program, by the certificate that the cluster has for it, and passes on what [`Filter`]
@@ -134,7 +134,7 @@ impl Target {
     }
 }
 
-/// The targets in a pod: none if it is no pod of a control plane, or has no address, or has ended.
+/// The targets in a pod. There are none if it is no pod of a control plane, has no address, or has ended.
 pub fn targets(pod: &Value) -> Vec<Target> {
     found(pod).unwrap_or_default()
 }

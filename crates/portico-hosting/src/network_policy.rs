@@ -1,4 +1,4 @@
-//! What the pods of a control plane may reach, and what may reach them.
+//! The traffic from and to the pods of a control plane.
 //!
 //! A user cluster's administrator decides where its API server sends webhooks. They go through Konnectivity
 //! into the user cluster; the policies see to it that nothing goes to the seed or to other tenants instead.
@@ -66,13 +66,13 @@ fn selected(pods: &[&str]) -> Value {
     }
 }
 
-/// What these pods may reach besides what other policies allow.
+/// The targets that these pods may reach besides those that other policies allow.
 fn egress(pods: &[&str], rule: Value) -> Value {
     json!({"podSelector": selected(pods), "policyTypes": ["Egress"], "egress": [rule]})
 }
 
-/// What may reach these pods besides what other policies admit. A node reaches its own pods in any case, by
-/// what Kubernetes asks of network plugins: probes.
+/// The clients that may reach these pods besides those that other policies admit. A node reaches its own pods
+/// in any case, by what Kubernetes asks of network plugins: probes.
 fn ingress(pods: &[&str], rules: &[Value]) -> Value {
     json!({"podSelector": selected(pods), "policyTypes": ["Ingress"], "ingress": rules})
 }

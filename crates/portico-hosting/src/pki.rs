@@ -23,9 +23,9 @@ pub struct SecretUse {
     pub holds: String,
 }
 
-/// What the certificates of the cluster of `inputs` follow from.
+/// The inputs for the certificates of the cluster of `inputs`.
 ///
-/// Names of servers do not depend on the expose strategy, but on what is known: a load balancer that a
+/// Names of servers do not depend on the expose strategy, but on the known addresses. A load balancer that a
 /// migration brings adds its address. Servers read the new certificate without a restart.
 pub fn pki(inputs: &Inputs<'_>, doors: &Doors, layout: Layout, keys: KeyKind) -> ClusterPki {
     let (cluster, address) = (inputs.scope.cluster, &doors.first);

@@ -10,7 +10,7 @@ use crate::facts::{CLUSTER, Facts};
 use crate::program::{FileSource, Program, USER};
 use crate::{config, program};
 
-/// On a pod template: what a mounted Secret or ConfigMap holds, if its programs read that at their start
+/// On a pod template: the content of a mounted Secret or ConfigMap, if its programs read that at their start
 /// only. A change of it replaces the pods.
 const CHECKSUM: &str = "checksum.portico.k8c.io/";
 
@@ -35,8 +35,8 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// A pod template. `before` runs to its end first; `sidecars` start in their order, each once the one before
-/// has started, and end in the reverse order, after `programs`.
+/// A pod template. `before` runs to its end first. `sidecars` start in their order, each once the one before
+/// has started. They end in the reverse order, after `programs`.
 pub(crate) fn template(
     facts: &Facts<'_>,
     app: &str,

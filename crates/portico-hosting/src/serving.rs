@@ -1,9 +1,9 @@
-//! Whether a kubelet gets the certificate that it asks for to serve with.
+//! Decides whether a kubelet gets the serving certificate that it asks for.
 //!
-//! Kubernetes approves none by itself. The certificate is signed by the authority of the API server, so a
-//! node that is in the wrong hands must not get names that are not its own, whatever it says about itself:
-//! with those of the API server it could pass for it. Everything that is asked for is judged; what the signer
-//! would not put into a certificate is refused too.
+//! Kubernetes approves none by itself. The certificate is signed by the authority of the API server. A
+//! hostile node must not get names of another machine, whatever it says about itself. With the names of the
+//! API server it could pass for the API server. Every name and usage in the request is judged. Those that the
+//! signer would leave out are refused too.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,7 @@ pub fn listed() -> String {
 
 /// The group of all nodes, and the organisation in their certificates.
 const NODES: &str = "system:nodes";
-/// What the name of a node's user begins with.
+/// The beginning of the name of a node's user.
 const NODE: &str = "system:node:";
 
 /// Names of one request; a kubelet asks for a handful. Each is compared with each of the Node.

@@ -1,7 +1,8 @@
-//! What is wrong with a Cluster as far as hosting goes, each with object, field, value and remedy.
+//! The problems of a Cluster as far as hosting goes, each with object, field, value and remedy.
 //!
-//! A mistake refuses the Cluster: what exists stays as it is. Fields of KKP that Portico does not follow
-//! refuse it where leaving them out would weaken it, and are named as void where it would not.
+//! A mistake refuses the Cluster: what exists stays as it is. Portico does not follow some fields of KKP.
+//! Such a field refuses the Cluster where leaving it out would weaken it, and is named as void where it would
+//! not.
 
 mod networks;
 mod resources;

@@ -1,5 +1,5 @@
-//! What would keep this machine out of the cluster, or would trouble it there: found before anything is
-//! written, all at once.
+//! Finds everything that would keep this machine out of the cluster, or would trouble it there, before
+//! anything is written.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -28,7 +28,7 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// Bytes that are read of a file with name servers.
 const LONGEST_FILE: u64 = 64 << 10;
-/// Where files are that tell what goes on, and forget what was read or wait for more.
+/// Folders of the kernel's files. A read of such a file may consume its events, or wait for more.
 const OF_THE_KERNEL: [&str; 2] = ["/proc", "/sys"];
 /// Characters that are shown of a finding.
 const LONGEST_FINDING: usize = 1_000;
@@ -159,8 +159,8 @@ impl Findings {
     }
 }
 
-/// The beginning of a file that the cluster may have named: it may be a device without an end, a pipe that
-/// nobody writes to, or one of the kernel's that waits for news. Those are not opened, and taken for empty.
+/// The beginning of a file that the cluster may have named. It may be a device without an end, a pipe without
+/// a writer, or a file of the kernel that blocks. Those are not opened, and count as empty.
 fn beginning(path: &str) -> String {
     let mut text = String::new();
     let Ok(path) = fs::canonicalize(path) else { return text };

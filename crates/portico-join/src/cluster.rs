@@ -1,4 +1,4 @@
-//! What a machine asks the cluster that it joins.
+//! The questions of a machine to the cluster that it joins.
 //!
 //! Over the first connection nobody is verified and nothing secret is sent. Two things of the answer count:
 //! certificates with a pinned key, and a time that only helps to explain failures. Everything else is asked,
@@ -116,7 +116,7 @@ async fn questions(
     Ok(Answers { authority, kubelet, version, name_is_taken: node.as_ref().is_some_and(reports) })
 }
 
-/// What connects as the kubelet will: through the proxy that this environment names, or through none.
+/// Connects as the kubelet will: through the proxy that this environment names, or through none.
 pub(crate) fn dialer(by_environment: bool) -> Result<Dialer, ProxyError> {
     let proxy = if by_environment { ProxySetting::Env } else { ProxySetting::Off };
     Dialer::new(proxy, ProxyFiles::default())

@@ -1,6 +1,6 @@
-//! A node is emptied before its kubelet restarts, if that is asked for: it takes no new pods, and what a
-//! controller starts elsewhere is evicted, as `kubectl drain` does. All by the kubelet's own credentials,
-//! which may do that to its own node alone.
+//! Empties a node before its kubelet restarts, if that is asked for. The node takes no new pods. Pods that a
+//! controller starts elsewhere are evicted, as `kubectl drain` does. The kubelet's own credentials suffice:
+//! they may do that to their own node alone.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(crate) struct Draining<'a> {
     pub(crate) node: &'a str,
 }
 
-/// What is to be done about the pods of a node.
+/// The actions on the pods of a node.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Pods {
     /// To be evicted: namespace, name and UID.

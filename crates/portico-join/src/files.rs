@@ -1,7 +1,7 @@
 //! The files of a machine that joins, and the record by which they are removed again.
 //!
-//! The record is written before the files: whatever ends the program, they are known. What is there already
-//! and was not written by Portico is never replaced.
+//! The record is written before the files: whatever ends the program, they are known. A file that was not
+//! written by Portico is never replaced.
 
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};

@@ -133,9 +133,9 @@ pub(crate) fn start(program: &Path, arguments: &[String]) -> anyhow::Result<Chil
     command.spawn().with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Becomes the kubelet, which ends with the process `parent`: what `portico join kubelet` does, which `start`
-/// starts. A process can register only itself for a signal when its parent ends. The registration survives
-/// exec, so the kubelet has it too.
+/// Becomes the kubelet, which ends with the process `parent`. `start` starts `portico join kubelet`, which
+/// calls this. A process can register only itself for a signal when its parent ends. The registration
+/// survives exec, so the kubelet has it too.
 pub fn turn(parent: i32, program: &Path, arguments: &[OsString]) -> anyhow::Result<Infallible> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot end with the process before")?;
     // It may have ended meanwhile.
@@ -145,7 +145,7 @@ pub fn turn(parent: i32, program: &Path, arguments: &[OsString]) -> anyhow::Resu
     Err(failed).with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Waits until the kubelet has a certificate for this node that is still good: one that has ended stays in
+/// Waits until the kubelet has a certificate for this node that is still good. One that has ended stays in
 /// its file until there is another.
 pub async fn joined(paths: &Paths, name: &NodeName, limit: Duration) -> anyhow::Result<()> {
     let issued = async {

@@ -1,4 +1,4 @@
-//! The kubelet that this process stays with. A kubelet reads its kubeconfig once: this one is started anew
+//! The kubelet that this process stays with. A kubelet reads its kubeconfig once. This one is started anew
 //! when that names another server.
 
 use std::path::Path;

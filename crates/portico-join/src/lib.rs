@@ -1,11 +1,11 @@
-//! What `portico join` does on a machine that becomes a node of a hosted cluster, part by part.
+//! The parts of `portico join` on a machine that becomes a node of a hosted cluster.
 //!
-//! The cluster is asked ([`cluster`]), the machine looked at ([`checks`]), what its agents go to tried
-//! ([`reachability`]), files written ([`files`]), the kubelet started ([`kubelet`]), with which this process
+//! [`cluster`] asks the cluster, [`checks`] looks at the machine, and [`reachability`] tries the addresses
+//! that its agents use. [`files`] writes the files. [`kubelet`] starts the kubelet, with which this process
 //! may stay ([`kubelet_process`]). The verb says in which order. [`moving`] leads a kubelet to another
 //! address, before which `draining` may empty the node.
 //!
-//! What is written, and what a machine trusts, is decided in `portico_hosting::join`.
+//! `portico_hosting::join` decides on the files, and on the authority that a machine trusts.
 
 pub mod checks;
 pub mod cluster;

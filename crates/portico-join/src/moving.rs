@@ -2,8 +2,7 @@
 //!
 //! The new address is tried first, with the kubelet's own credentials; nothing has changed until it answers.
 //! Then files change, the kubelet is started anew, and has to prove that it renews its lease: or all is put
-//! back. What becomes of the files, and that a second move goes on where one ended, is decided in
-//! `portico_hosting::join::moving`.
+//! back. `portico_hosting::join::moving` decides on the files, and how a second move goes on where one ended.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -96,14 +95,15 @@ impl Attempt {
         )
     }
 
-    /// Whether it goes elsewhere: after a move that was not finished, it may be where it is to go back to.
+    /// Whether it goes elsewhere. After a move that was not finished, it may already be where it is to go
+    /// back to.
     pub fn is_new(&self) -> bool {
         self.files.from != self.server
     }
 }
 
 impl Machine {
-    /// The machine whose files are below `root`; `None` if `portico join` did not make it a node and this
+    /// The machine whose files are below `root`. `None` if `portico join` did not make it a node and this
     /// program is in a pod of it. `limit` is for its kubelet to start anew, and then to be at work.
     ///
     /// # Errors
@@ -209,8 +209,8 @@ impl Machine {
         Draining { api: &attempt.api, node: self.node() }.drain(limit).await
     }
 
-    /// Lets pods onto the node again, by the address that it has now, if this program has closed it; also if
-    /// an earlier one did that was ended before it could.
+    /// Lets pods onto the node again, if this program has closed it. An earlier process may have closed it
+    /// and then been killed. The API server is asked by the address that the kubelet has now.
     ///
     /// # Errors
     /// The API server cannot be asked.
@@ -220,8 +220,8 @@ impl Machine {
         Draining { api: &api, node: self.node() }.open().await
     }
 
-    /// Has the kubelet start anew with other files and waits for its proof, or puts all back: also if
-    /// `asked_to_stop` comes first, with the name of a signal.
+    /// Has the kubelet start anew with other files and waits for its proof. Puts all back if the proof fails,
+    /// or if `asked_to_stop` comes first, with the name of a signal.
     ///
     /// # Errors
     /// A file cannot be written. The next move goes on.

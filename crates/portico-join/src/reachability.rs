@@ -1,4 +1,4 @@
-//! Whether agents of this machine will reach what they go to: names resolve, and something accepts.
+//! Tries whether agents of this machine will reach their servers: names resolve, and something accepts.
 //!
 //! The cluster names these addresses, and what is tried is bounded: its administrator may be anybody. What
 //! they need is tried without the corporate proxy that the environment may name, as pods know nothing of it.

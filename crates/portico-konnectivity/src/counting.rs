@@ -1,4 +1,4 @@
-//! What both halves count alike: times in buckets, and packets by type.
+//! The counts of both halves: times in buckets, and packets by type.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

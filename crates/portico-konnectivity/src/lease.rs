@@ -1,4 +1,4 @@
-//! When a server's Lease expires: what its agents count, and what other servers remove.
+//! When a server's Lease expires. Agents count those that have not, and other servers remove those that have.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};

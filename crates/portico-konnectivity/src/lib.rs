@@ -5,9 +5,9 @@
 //! either half works with an upstream peer. Between our own halves each connection is an HTTP/2 stream of its
 //! own.
 //!
-//! [`server`] asks, [`agent`] dials. [`grpc`] carries messages over h2; [`authority`] lets h2 serve
-//! kube-apiserver on a Unix socket; [`streams`] is what our own halves agree on,
-//! and [`counting`] and [`requests`] what both count.
+//! [`server`] asks, [`agent`] dials. [`grpc`] carries messages over h2. [`authority`] lets h2 serve
+//! kube-apiserver on a Unix socket. [`streams`] is the agreement of our own halves. [`counting`] and
+//! [`requests`] have the counts of both.
 //!
 //! Elsewhere: packets and messages as bytes (`portico-wire`), the way to a server (`portico-dial`), HTTP/2
 //! connections and the bridge between stream and socket (`portico-tunnel`).

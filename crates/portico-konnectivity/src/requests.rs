@@ -1,4 +1,4 @@
-//! What is counted of requests about Leases, as upstream counts them: answers, by status and reason.
+//! The counts of requests about Leases, as upstream has them: answers, by status and reason.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,8 +24,8 @@ impl<const N: usize> Requests<N> {
         answers.map(|(status, reason, counts)| (status, reason, counts.sum())).collect()
     }
 
-    /// Seconds in all, and how many took how long, by HTTP status: each bound of `bounds` with its count, and
-    /// those above all of them last.
+    /// Seconds in all, and a histogram, by HTTP status. Each bound of `bounds` has its count, and the last
+    /// one is for those above all of them.
     #[must_use]
     pub fn times(&self, bounds: &[f64; N]) -> BTreeMap<u16, (f64, Vec<(f64, u64)>)> {
         let mut by_status: BTreeMap<u16, (f64, Vec<(f64, u64)>)> = BTreeMap::new();

@@ -2,8 +2,8 @@
 //! stream that they share.
 //!
 //! The agent sends [`OFFER`] in the metadata of Connect, and the server answers with the same. An upstream
-//! peer ignores it. A dial then goes over the Connect stream as ever, but once it has succeeded the agent
-//! opens a stream on the same connection: POST [`STREAM_PATH`] with the dial's number in [`DIAL`]. The server
+//! peer ignores it. A dial then goes over the Connect stream as ever. Once it has succeeded, the agent opens
+//! a stream on the same connection: POST [`STREAM_PATH`] with the dial's number in [`DIAL`]. The server
 //! answers 200 if it waits for that dial, once its frontend has taken the connection. DATA is what the
 //! connection carries.
 

@@ -1,8 +1,8 @@
 //! Server-side apply with one field manager, without writes at rest.
 //!
-//! [`apply`] compares before it writes: an object that has every wanted field, and none that Portico applied
-//! earlier and no longer wants, costs no request. Ownership is read from `metadata.managedFields`, so
-//! `current` must carry them: a watch that drops them makes every call a write, which the API server then
+//! [`apply`] compares before it writes. An object costs no request if it has every wanted field, and none
+//! that Portico applied earlier and no longer wants. Ownership is read from `metadata.managedFields`, so
+//! `current` must carry them. A watch that drops them makes every call a write, which the API server then
 //! recognises as no change.
 //!
 //! Not for lists whose items other managers may have written and Portico must remove: apply removes only what
@@ -93,8 +93,8 @@ where
 /// Makes an object as `wanted`, of which there must never be a second version. The second writer gets a
 /// conflict, also where both believe to lead. To apply it later is another write, which [`apply`] does.
 ///
-/// As a manager that nobody else is and without force, because a right to create cannot be limited to a
-/// name, and that to apply can.
+/// The manager is one that nobody else uses, and does not force. A right to create cannot be limited to a
+/// name, and a right to apply can.
 pub async fn make_once<K>(api: &Api<Cached<K>>, wanted: &Value) -> Result<Cached<K>, ApplyError>
 where
     K: k8s_openapi::Resource + 'static,
@@ -152,9 +152,8 @@ pub(crate) fn contains(current: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Whether `wanted` has every field of `owned`, a set of fields in the format `FieldsV1`: `f:NAME` is a
-/// field,
-/// `k:{...}` the item with these keys, `v:VALUE` the item with this value, `i:INDEX` the item at this index.
+/// Whether `wanted` has every field of `owned`, a set of fields in the format `FieldsV1`. There `f:NAME` is a
+/// field. An item of a list is `k:{...}` by its keys, `v:VALUE` by its value, or `i:INDEX` by its index.
 fn wants_all(wanted: &Value, owned: &Map<String, Value>) -> bool {
     owned.iter().all(|(path, below)| {
         // The value itself, beside what is below it.

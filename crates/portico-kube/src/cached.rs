@@ -1,8 +1,8 @@
 //! An object as a controller keeps it: what comparing needs, in a form that is small at rest.
 //!
 //! A controller holds thousands of objects to see whether each is as it wants it. A [`Cached`] keeps the
-//! object as one text, without what other managers say about their fields. The names of those that Portico
-//! manages are a third of an object, and the same for every cluster: each such text is kept once.
+//! object as one text, without what other managers say about their fields. The names of the fields that
+//! Portico manages are a third of an object, and the same for every cluster. Each such text is kept once.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -38,8 +38,9 @@ pub struct Cached<K> {
     kind: PhantomData<K>,
 }
 
-/// A set of fields in the format `FieldsV1`, as two texts: those of the metadata name the owner, and are the
-/// same for the objects of one cluster; the rest is the same for one object of all clusters.
+/// A set of fields in the format `FieldsV1`, as two texts that objects share. The fields of the metadata name
+/// the owner, and are the same for all objects of one cluster. The rest is the same for one object of all
+/// clusters.
 #[derive(Clone)]
 struct Owned {
     metadata: Arc<str>,
@@ -77,7 +78,8 @@ impl<K> Cached<K> {
 }
 
 impl Owned {
-    /// What the manager of this entry has applied; `None` if that is not Portico, or it has not.
+    /// The fields that the manager of this entry has applied. `None` if the manager is not Portico, or if it
+    /// has not applied.
     fn of(entry: &Value) -> Option<Self> {
         let is_ours = entry["manager"] == FIELD_MANAGER
             && entry["operation"] == "Apply"

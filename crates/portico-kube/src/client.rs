@@ -160,7 +160,7 @@ fn service(
         .service(http))
 }
 
-/// What keeps connections to the API server, and makes them.
+/// The pool that makes and keeps connections to the API server.
 fn connections(
     config: &Config,
     dialer: &Arc<Dialer>,
@@ -174,8 +174,8 @@ fn connections(
     Ok(legacy::Client::builder(TokioExecutor::new()).build(connector))
 }
 
-/// As kube makes it, without a cache of sessions: one is 15 KiB from the start, for each of thousands of user
-/// clusters, whose connections are held for minutes.
+/// As kube makes it, without a cache of sessions. A cache is 15 KiB from the start, for each of thousands of
+/// user clusters. Their connections are held for minutes.
 fn tls<T>(config: &Config, tcp: T) -> kube::Result<HttpsConnector<T>> {
     let mut settings = config.rustls_client_config()?;
     settings.resumption = Resumption::disabled();

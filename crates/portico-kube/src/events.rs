@@ -31,7 +31,7 @@ const REFILL: Duration = Duration::from_secs(300);
 const MAX_OBJECTS: usize = 4_096;
 
 /// Events after which a recorder is left for another one. It keeps each for six minutes, and at rest for
-/// ever, to merge repeated ones: of a thousand objects that have just been made that is several megabytes.
+/// ever, to merge repeated ones. For a thousand objects that have just been made that is several megabytes.
 const MAX_MERGED: u32 = 256;
 
 /// An Event that is not accepted by then is given up.

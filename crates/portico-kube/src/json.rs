@@ -1,10 +1,10 @@
-//! What a text of JSON costs once it is a tree.
+//! The cost of a text of JSON once it is a tree.
 
 /// Whether `json` may hold more than `most` values. As a tree each takes some hundred bytes, however short it
 /// is as text: `[{"":0},{"":0}]` grows by a factor of ninety.
 ///
-/// Counted are the outermost value, and the bytes behind which another one begins, those in strings too: a
-/// text may be taken for more than it holds, and never for less.
+/// Counts the outermost value and each byte behind which another one begins, also in strings. So the count
+/// may be too high, and never too low.
 pub fn may_hold_more_than(json: &[u8], most: usize) -> bool {
     let others = json.iter().filter(|byte| matches!(byte, b'{' | b'[' | b',')).take(most).count();
     1 + others > most

@@ -1,9 +1,9 @@
 //! Leader election: of several replicas, the one that holds a Lease (coordination.k8s.io/v1) may write.
 //!
 //! The rules are those of client-go. The holder renews the Lease. Another replica takes it over once the
-//! Lease has not changed for its whole duration, measured on its own clock, because clocks of two machines
-//! cannot be compared. Every write carries the resourceVersion that was read, so that of two replicas one
-//! fails. A holder that cannot renew stops in time, before another may begin.
+//! Lease has not changed for its whole duration. It measures that on its own clock, because clocks of two
+//! machines cannot be compared. Every write carries the resourceVersion that was read, so that of two
+//! replicas one fails. A holder that cannot renew stops in time, before another may begin.
 //!
 //! `Candidate::next_step` decides and is pure; [`elect`] acts on it. The published crates are bound to older
 //! `kube`s.
@@ -53,7 +53,7 @@ pub struct LeaseSettings {
 
 /// Whether this replica may write.
 ///
-/// It says no by itself once the Lease was not renewed in time: a process that was stopped, or a machine that
+/// It says no by itself once the Lease was not renewed in time. A process that was stopped, or a machine that
 /// was asleep, must not write with what it believed before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Leads {
@@ -76,7 +76,7 @@ pub struct Holder {
     pub says: Option<String>,
 }
 
-/// What follows from the Lease as it was read.
+/// The next step, from the Lease as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NextStep {
     /// There is no Lease: create it.
@@ -106,14 +106,14 @@ impl Candidate {
     /// returns the start of the lease period. That is a time before the write, because other replicas count
     /// from when the API server has stored it.
     ///
-    /// If it may not hold it, it reads on, so that it knows a holder that is gone as soon as it may.
+    /// If it may not hold the Lease, it reads on, so that it notices a lost holder as soon as it may.
     async fn attempt(
         &mut self,
         api: &Api<Lease>,
         settings: &LeaseSettings,
         may: bool,
     ) -> kube::Result<Option<Instant>> {
-        // Whatever comes of it, what is known is out of date then.
+        // Whatever the result, the known Lease is out of date then.
         let lease = match self.own.take() {
             Some(own) => Some(own),
             None => api.get_opt(&settings.name).await?,
@@ -225,7 +225,7 @@ pub async fn elect_while(
         let attempt = timeout(limit, candidate.attempt(&api, &settings, now_may));
         let attempted = tokio::select! {
             attempted = attempt => attempted,
-            // What comes of a write in flight the next read shows.
+            // The next read shows the result of a write in flight.
             () = changed(&mut may) => Ok(Ok(None)),
         };
         match attempted {

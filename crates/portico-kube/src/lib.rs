@@ -1,14 +1,15 @@
-//! What every controller needs to work with a Kubernetes API.
+//! The common tools of every controller for a Kubernetes API.
 //!
 //! [`mod@client`] connects, through a corporate proxy too. [`leader`] elects the replica that may write.
 //! [`debounce`] says when a burst of changes is over. [`apply`] writes an object by server-side apply, and
-//! only if that changes something; [`cached`] is what it compares with. [`events`] puts Events on objects,
-//! [`conditions`] keeps the conditions of a status, and [`error`] puts an error of the API into words.
+//! only if that changes something. It compares with the object in [`cached`]. [`events`] puts Events on
+//! objects, [`conditions`] keeps the conditions of a status, and [`error`] puts an error of the API into
+//! words.
 //!
-//! [`mod@watch`] lists and watches with deadlines, whatever the API server does; [`mod@read`] reads one
-//! object or a list, [`patch`] merges into one, [`mod@page`] reads a part of a list; [`untrusted_api`] talks
-//! to an API server that is not trusted; [`json`] bounds what is parsed. What a controller decides is in
-//! `portico-expose` and its like; the controllers are in `portico-operator`.
+//! [`mod@watch`] lists and watches with deadlines, whatever the API server does. [`mod@read`] reads one
+//! object or a list, [`patch`] merges into one, [`mod@page`] reads a part of a list. [`untrusted_api`] talks
+//! to an API server that is not trusted. [`json`] bounds the size of parsed JSON. The decisions of a
+//! controller are in `portico-expose` and its like; the controllers are in `portico-operator`.
 
 pub mod apply;
 pub mod cached;

@@ -1,5 +1,5 @@
 //! Answers bounded in bytes: one object, and one page of a list. An API server bounds pages in objects only,
-//! and one object may have megabytes: five hundred of them would take more memory than a small pod has.
+//! and one object may have megabytes. Five hundred of them would take more memory than a small pod has.
 
 use futures_util::AsyncReadExt;
 use kube::api::{ListParams, ObjectList};
@@ -12,7 +12,8 @@ use thiserror::Error;
 /// object that etcd takes has less than this in JSON.
 pub const MAX_BYTES: usize = 16 << 20;
 
-/// Objects in one page of a list, unless those are so large that it takes too much; the same as in client-go.
+/// Objects in one page of a list, as in client-go. A page has fewer if the objects are so large that it takes
+/// too much.
 pub const OBJECTS: u32 = 500;
 
 /// An answer that is not read, because of its length.

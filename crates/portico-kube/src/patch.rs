@@ -14,7 +14,7 @@ use crate::page::{TooLarge, bounded};
 /// Time limit of a request. kube's own retries, which could take minutes, end with it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why an object cannot be written. Says what was tried, and what the API server answered.
+/// Why an object cannot be written. Says what was tried, and the answer of the API server.
 #[derive(Debug, Error)]
 #[error("writing {what}: {why}")]
 pub struct PatchError {

@@ -1,4 +1,4 @@
-//! One object, or a list by labels, read once: for verbs that answer a question and end.
+//! Reads one object, or a list by labels, once: for verbs that answer a question and end.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::page::{OBJECTS, TooLarge, bounded};
 /// Time limit of a request. kube's own retries, which could take minutes, end with it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why an object cannot be read. Says what was tried, and what the API server answered.
+/// Why an object cannot be read. Says what was tried, and the answer of the API server.
 #[derive(Debug, Error)]
 #[error("reading {what}: {why}")]
 pub struct ReadError {
@@ -134,8 +134,8 @@ mod tests {
         assert!(error.starts_with("reading Cluster a: the answer has more than 16 MiB"), "{error}");
     }
 
-    /// An API server with three objects, of which it gives one in each page; those are too long of which more
-    /// than one is asked for.
+    /// An API server with three objects, which gives one in each page. An answer with more than one of them
+    /// is too long.
     fn paged() -> Client {
         let service = service_fn(|request: Request<kube::client::Body>| async move {
             let query = request.uri().query().unwrap_or_default().to_owned();

@@ -93,7 +93,7 @@ pub enum UntrustedApiError {
 }
 
 impl UntrustedApiError {
-    /// What happened in one word, for conditions, Events and metrics.
+    /// The event in one word, for conditions, Events and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "Unreachable",
@@ -172,7 +172,7 @@ impl UntrustedApi {
         }
     }
 
-    /// What the server says of itself, and what time it has, if it says so.
+    /// The server's words about itself, and its time, if it tells that.
     pub async fn version(&self) -> Result<(Value, Option<Timestamp>), UntrustedApiError> {
         let accept = "application/json";
         let (version, headers) =
@@ -201,7 +201,7 @@ impl UntrustedApi {
         self.send(Method::POST, path, "application/json", object).await
     }
 
-    /// Approves the CertificateSigningRequest at `path`, as it was read: if it has changed since, that is
+    /// Approves the CertificateSigningRequest at `path`, as it was read. A request that has changed since is
     /// refused.
     pub async fn approve(
         &self,
@@ -221,8 +221,8 @@ impl UntrustedApi {
         self.send(Method::PATCH, &url, "application/merge-patch+json", patch).await
     }
 
-    /// Waits until something changes in the list at `url`, which says since which version; or until `limit`
-    /// has passed, or the server ends the watch. What has changed is not read.
+    /// Waits until something changes in the list at `url`, which names the version to start from. Also
+    /// returns when `limit` has passed, or the server ends the watch. The change is not read.
     pub async fn changed(&self, url: &str, limit: Duration) -> Result<(), UntrustedApiError> {
         let what = format!("watch {}", path_of(url));
         let failed = |error: &(dyn std::error::Error + 'static)| failed(&what, error);

@@ -1,12 +1,12 @@
 //! Lists and watches one kind of objects for ever, whatever the API server does.
 //!
 //! Every request has a deadline, a silent watch counts as lost, and what fails is tried again with back-off.
-//! `kube`'s own watcher waits without limit for a request that was accepted and never answered; it watches
-//! again at once where a watch ends at once; and it goes on from a resourceVersion that the API server
-//! refuses, 410 Gone as a status or after etcd was restored, for ever.
+//! `kube`'s own watcher has three flaws. It waits without limit for an accepted request that is never
+//! answered. It watches again at once where a watch ends at once. It never gives up a resourceVersion that
+//! the API server refuses, by 410 Gone as a status or after etcd was restored.
 //!
 //! The events are those of [`mod@kube::runtime::watcher`], so that its stores and controllers can use them.
-//! Nothing is forgotten while requests fail: an object is gone once a watch, or a complete listing, says so.
+//! Nothing is forgotten while requests fail. An object is gone once a watch, or a complete listing, says so.
 
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
@@ -35,10 +35,10 @@ const START_DEADLINE: Duration = Duration::from_secs(30);
 /// A watch that is silent for longer is lost: it should have ended, or sent a bookmark.
 const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 
-/// A watch that ends sooner has failed, whatever it sent: another at once would be a busy loop.
+/// A watch that ends sooner has failed, whatever it sent. Another at once would be a busy loop.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
-/// Failures in a row after which everything is listed anew: the resourceVersion itself may be refused, as by
+/// Failures in a row after which everything is listed anew. The resourceVersion itself may be refused, as by
 /// an API server whose etcd was restored to an earlier state.
 const FAILURES_BEFORE_LIST: u32 = 3;
 
@@ -112,7 +112,7 @@ where
     followed(api, Selection { fields: None, labels: Some(selector.to_owned()) })
 }
 
-/// What is asked for of all objects of a kind, as selectors.
+/// The selectors for all objects of a kind.
 struct Selection {
     fields: Option<String>,
     labels: Option<String>,
@@ -153,7 +153,7 @@ struct Watch<K> {
     pause: Duration,
 }
 
-/// What is known of the objects, to compare a listing with.
+/// The known state of the objects, to compare a listing with.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     objects: usize,
@@ -243,8 +243,8 @@ where
         Ok(Progress::Alive)
     }
 
-    /// Ends a listing, unless there is reason to make it a second time: an API server whose etcd is not
-    /// whole yet, or is another one, must not take every object away by one answer.
+    /// Ends a listing, or has it made a second time if it is doubtful. An API server whose etcd is not whole
+    /// yet, or is another one, must not take every object away by one answer.
     fn listed(&mut self, version: String, count: usize) -> Result<Progress<K>, Error> {
         let now = Known { objects: count, version: number(&version) };
         if let Some(doubt) = self.known.doubt(now).filter(|_| !self.doubted) {
@@ -355,7 +355,8 @@ impl Known {
     }
 }
 
-/// A resourceVersion as a number, which it is since Kubernetes 1.35, and was before; 0 if it is none.
+/// A resourceVersion as a number; 0 if it is none. Since Kubernetes 1.35 it must be a number, and before it
+/// was one.
 fn number(version: &str) -> u64 {
     version.parse().unwrap_or_default()
 }

@@ -1,11 +1,11 @@
 //! Receive batching for transfers that keep coming.
 //!
-//! A gateway that is quicker than its sender takes each segment alone: a wake-up, two system calls and a
-//! wake-up of the receiver for 64 KiB. Once a transfer has moved a megabyte, its socket counts as readable
-//! only with [`BATCH`] bytes (`SO_RCVLOWAT`, socket(7)), which saves a quarter of the CPU that a byte costs.
-//! The kernel does not wait for the mark when the sender closes or resets, nor when the window is used up.
-//! For a sender that pauses or is slower, the mark is taken back after [`PATIENCE`], and the next time the
-//! transfer must move twice as much before it is batched again.
+//! A gateway that is quicker than its sender takes each segment alone. That is a wake-up, two system calls
+//! and a wake-up of the receiver for 64 KiB. Once a transfer has moved a megabyte, its socket counts as
+//! readable only with [`BATCH`] bytes (`SO_RCVLOWAT`, socket(7)). This saves a quarter of the CPU that a byte
+//! costs. The kernel does not wait for the mark when the sender closes or resets, nor when the window is used
+//! up. For a sender that pauses or is slower, the mark is taken back after [`PATIENCE`]. Then the transfer
+//! must move twice as much before it is batched again.
 
 use std::future::Future;
 use std::os::fd::AsFd;
@@ -21,8 +21,8 @@ use crate::sys::set_receive_low_water_mark;
 /// then.
 const BATCH: u32 = 512 * 1024;
 
-/// What a transfer must have moved before it is batched for the first time. Most lists of objects are
-/// smaller, and arrive without delay.
+/// The bytes that a transfer must have moved before it is batched for the first time. Most lists of objects
+/// are smaller, and arrive without delay.
 const ENTRY: u32 = 1024 * 1024;
 
 /// How often that amount is doubled: to 8 MiB, for which a pause of [`PATIENCE`] is little.

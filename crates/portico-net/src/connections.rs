@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 /// Where the kernel lists connections: those of the network that a process is in (proc_pid_net(5)).
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-/// Returns the TCP connections that lead to one of `targets`, or are about to: by which address here, and to
-/// which.
+/// Returns the TCP connections that lead to one of `targets`, or are about to. Each is a pair of the address
+/// here and the target.
 ///
 /// # Errors
 /// The kernel's list cannot be read.

@@ -5,9 +5,10 @@
 //! - *Half-close*: the end of one direction is passed on once all its bytes are, and the other goes on.
 //! - *Reset*: bytes that arrived before it are delivered as far as the peer takes them, then the peer is
 //!   reset too.
-//! - *A reset is noticed at once*, also on a side that is not read because the other side is blocked, and on
-//!   one that has closed its direction: whichever socket no direction waits for is watched for errors.
-//! - *No false end*: a connection that is cut is reset, and so is the receiver of bytes that an idle one has.
+//! - *A reset is noticed at once*, also on a side that has closed its direction, or is not read because the
+//!   other side is blocked. A socket that no direction waits for is watched for errors.
+//! - *No false end*: a connection that is cut is reset. If an idle one still has bytes, their receiver is
+//!   reset too.
 //!
 //! Memory: at most 16 KiB a direction while the receiver is blocked, and a pipe while a transfer is large.
 
@@ -148,14 +149,14 @@ impl<M: Meter> Pump<'_, M> {
             Side::Upstream => (&mut self.to_downstream, self.downstream),
         };
         let deadline = Instant::now() + LINGER;
-        // Whatever is left after the grace is lost, as it would be in a reset without a gateway between.
+        // Bytes left after the grace are lost, as they would be in a reset without a gateway between.
         if let Ok(true) = timeout_at(deadline, pin!(poll_fn(|cx| rest.poll_flush_all(cx, alive)))).await {
             linger::sent(alive, deadline).await;
         }
         linger::abort(alive);
     }
 
-    /// What the stop of one direction means for the connection; `None` if it goes on.
+    /// The effect of the stop of one direction on the connection; `None` if it goes on.
     fn judge(&mut self, stop: Stop, sender: Side, receiver: Side) -> Option<End> {
         match stop {
             Stop::SenderFailed => return Some(End::Reset { by: sender }),

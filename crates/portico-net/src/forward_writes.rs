@@ -1,4 +1,4 @@
-//! Streams that change what is read and leave what is written alone.
+//! Streams that change the bytes read and leave the bytes written alone.
 
 /// Implements [`AsyncWrite`](tokio::io::AsyncWrite) for a type by that of its field `stream`.
 #[macro_export]

@@ -1,5 +1,5 @@
-//! Bounds the lines that anyone on the network can cause, in the access log and in the log: some at once, and
-//! then one each so often. The next line has the number left out.
+//! Bounds the lines that anyone on the network can cause, in the access log and in the log. It admits some at
+//! once, and then one each so often. The next line has the number left out.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

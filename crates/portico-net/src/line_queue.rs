@@ -1,7 +1,7 @@
 //! Lines on their way to an output that may stall: a terminal, or the pipe of a log collector.
 //!
 //! They go through a bounded queue to a thread of their own. An output that stalls costs lines, which are
-//! counted, and never the time of a thread that moves bytes.
+//! counted. It never costs the time of a thread that moves bytes.
 
 use std::io::{self, ErrorKind, Write};
 use std::mem::replace;
@@ -24,10 +24,11 @@ const WRITE_AT_ONCE: usize = 64 << 10;
 /// How long a process that ends waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// Between two looks at whether they are, or whether an output takes more that is full and does not block.
+/// Between two looks at whether they are. Also between two looks at whether a full output that does not block
+/// takes more.
 const POLL: Duration = Duration::from_millis(5);
 
-/// What becomes of lines.
+/// The fate of lines.
 #[derive(Debug, Default)]
 struct Counts {
     dropped: AtomicU64,

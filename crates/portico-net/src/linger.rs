@@ -30,9 +30,9 @@ pub async fn sent(socket: impl AsFd, deadline: Instant) {
     }
 }
 
-/// Sends the FIN, and waits, until `deadline` at most, until the socket can be closed without loss. What the
-/// peer still sends is dropped: closed with unread bytes, or reached by more, the kernel resets the
-/// connection and throws away what the peer has not taken.
+/// Sends the FIN, and waits, until `deadline` at most, until the socket can be closed without loss. The bytes
+/// that the peer still sends are dropped. If a socket is closed with unread bytes, or more arrive, the kernel
+/// resets the connection and throws away what the peer has not taken.
 pub async fn close(socket: &impl Socket, deadline: Instant) {
     let _ = SockRef::from(&socket.as_fd()).shutdown(Shutdown::Write);
     // The FIN counts as a byte.
@@ -48,7 +48,7 @@ pub async fn close(socket: &impl Socket, deadline: Instant) {
 pub async fn discard(socket: &impl Socket, deadline: Instant) {
     let mut timer = pin!(sleep_until(deadline));
     poll_fn(|cx| {
-        // First: a peer that never stops sending uses up what tokio lets a task do at once.
+        // First, because a peer that never stops sending uses up what tokio lets a task do at once.
         if timer.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Where control groups are mounted.
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// The limit of the control group of this process, in bytes; `None` if it has none, or nothing says so.
+/// The limit of the control group of this process, in bytes. `None` if it has none, or nothing says so.
 pub fn of_control_group() -> Option<u64> {
     of_group(&read(Path::new("/proc/self/cgroup")).unwrap_or_default(), read)
 }

@@ -1,5 +1,5 @@
-//! What an engine that carries bytes reports, and how carrying ends. Shared by the copy engine, the tunnel's
-//! bridge, the gateway and the node agent.
+//! The reports of an engine that carries bytes, and how carrying ends. Shared by the copy engine, the
+//! tunnel's bridge, the gateway and the node agent.
 
 use std::task::{Context, Poll};
 
@@ -17,7 +17,7 @@ pub trait Meter: Send + 'static {
     /// The connection is over.
     fn ended(self, end: End);
 
-    /// What bounds the bytes that the streams of one cluster hold for upstreams that do not take them. By
+    /// The budget for bytes that the streams of one cluster hold for upstreams that do not take them. By
     /// default only the budgets of the connection and of the process do.
     fn budget(&self) -> Option<&MemoryBudget> {
         None

@@ -18,7 +18,7 @@ impl Rate {
         per_second > 0 && self.take_each(SECOND / per_second, SECOND, now)
     }
 
-    /// Takes one event out of a bucket to which one comes each `every`, and which holds as many as come
+    /// Takes one event out of a bucket to which one comes each `every`. The bucket holds as many as come
     /// within `burst`, but one at least.
     pub fn take_each(&self, every: Duration, burst: Duration, now: Duration) -> bool {
         let (cost, burst, now) = (nanos(every), nanos(burst), nanos(now));

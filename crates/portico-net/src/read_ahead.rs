@@ -1,6 +1,6 @@
 //! Reads more at once than the reader above asks for: rustls asks for 4 KiB at a time, a fourth of a record.
 //!
-//! What is read ahead is memory, so a peer that may not have much of it is read by a [`ReadLimit`] until it
+//! Bytes read ahead take memory. So a peer that may not have much of it is read by a [`ReadLimit`] until it
 //! has earned more.
 
 use std::cell::RefCell;
@@ -33,7 +33,7 @@ pub struct ReadAhead<S> {
     limit: Option<Arc<ReadLimit>>,
 }
 
-/// What is read of a peer of which little is known. It is shared with the layers above: they learn more.
+/// The bytes read of a peer of which little is known. It is shared with the layers above: they learn more.
 #[derive(Debug)]
 pub struct ReadLimit {
     /// Bytes that may still be read. `usize::MAX` means no limit.

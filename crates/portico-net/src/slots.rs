@@ -1,11 +1,10 @@
-//! Bounds connections that hold something here and have earned nothing yet: the oldest is evicted for the
+//! Bounds connections that have not yet sent a target or shown an identity: the oldest is evicted for the
 //! next.
 //!
-//! There are two kinds: connections that have not yet sent where they want to go, on every listener, and
-//! tunnel connections that have shown no accepted identity. An honest client is through within a round trip
-//! or two. One that is not belongs to a misconfigured agent, which may stay while there is room, or to a
-//! flood, which evicts itself: once the slots are used up, an address that holds more than half of them loses
-//! its oldest first.
+//! There are two kinds. One has not yet sent its target, on every listener. The other is a tunnel connection
+//! that has shown no accepted identity. An honest client is through within a round trip or two. Any other
+//! belongs to a misconfigured agent or to a flood. The agent may stay while there is room. A flood evicts
+//! itself: once the slots are used up, an address that holds more than half of them loses its oldest first.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -40,7 +39,8 @@ pub struct Slot {
     key: usize,
 }
 
-/// What counts as one address: of IPv6 the first half, since the other is for each host to choose.
+/// The unit that counts as one address. Of IPv6 it is the first half: the other half is for each host to
+/// choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The whole address.
@@ -205,7 +205,8 @@ impl State {
         }
     }
 
-    /// The entry that must go, if one must: the oldest, of the source that holds too much if there is one.
+    /// The entry that must go, if one must. It is the oldest of the source that holds too much, or else the
+    /// oldest of all.
     fn surplus(&self, max: u32) -> Option<usize> {
         if self.all.len <= max {
             return None;

@@ -1,4 +1,4 @@
-//! What is set on sockets, and how a process that runs out of descriptors is recognised.
+//! The options of sockets, and how a process that runs out of descriptors is recognised.
 
 use std::io;
 use std::net::SocketAddr;

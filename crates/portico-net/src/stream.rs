@@ -210,7 +210,7 @@ impl From<UnixStream> for Stream {
 
 // === AsyncRead, AsyncWrite ===
 
-/// What both kinds of socket are to TLS and HTTP/2.
+/// The interface of both kinds of socket for TLS and HTTP/2.
 trait ReadWrite: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ReadWrite for S {}
@@ -278,7 +278,7 @@ pub fn send_some(to: &impl Socket, bytes: &[u8]) -> Result<usize, Errno> {
 }
 
 /// One system call on a socket that is ready for it. If its result says that the socket `is_spent`, tokio
-/// waits for the next event, which saves the call that would only learn it.
+/// waits for the next event. This saves the call that would only learn it.
 pub fn attempt(
     socket: &impl Socket,
     interest: Interest,

@@ -22,9 +22,9 @@ pub(crate) fn send_queue(socket: impl AsFd) -> u64 {
 pub(crate) fn set_receive_low_water_mark(socket: impl AsFd, bytes: u32) {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let length = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the kernel reads one C int from the address of a local that lives past the call, of the length
-    // given; the descriptor is borrowed and therefore open. On one that is no socket the call fails without
-    // effect.
+    // SAFETY: the kernel reads one C int, of the length given, from the address of a local that lives past
+    // the call. The descriptor is borrowed and therefore open. On one that is no socket the call fails
+    // without effect.
     let _result = unsafe {
         let value = (&raw const bytes).cast();
         libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length)

@@ -4,12 +4,12 @@
 //! The running process offers its sockets on a Unix socket. A successor connects, receives them
 //! (`SCM_RIGHTS`), begins to accept on those whose address it is configured to listen on, and confirms that.
 //! Only then does the old process stop accepting and drain. A socket that a connection waits in is never
-//! closed, unless its address is given up. Whichever side fails on the way, the other goes on: the old
-//! process as if nothing had been asked, a successor, which learns it from [`Predecessor::gone`], with the
+//! closed, unless its address is given up. If either side fails on the way, the other goes on. The old
+//! process then serves as before. A successor learns of it from [`Predecessor::gone`], and serves with the
 //! sockets it has.
 //!
-//! The protocol, over `SOCK_SEQPACKET` so that messages keep their bounds: the old process sends any number
-//! of messages, each a JSON list of listener names with as many descriptors, then an empty list; the
+//! The protocol uses `SOCK_SEQPACKET`, so that messages keep their bounds. The old process sends any number
+//! of messages, each a JSON list of listener names with as many descriptors. Then it sends an empty list. The
 //! successor sends `ready`. The names have a meaning only between processes of one kind.
 
 use std::collections::HashMap;
@@ -102,7 +102,7 @@ pub enum TakeOverError {
     },
 }
 
-/// A running process whose sockets were received, and which waits for the confirmation that they are in use.
+/// A running process whose sockets were received. It waits for the confirmation that they are in use.
 #[derive(Debug)]
 pub struct Predecessor {
     connection: UnixStream,
@@ -246,13 +246,13 @@ impl Predecessor {
 #[derive(Debug)]
 pub struct Offer {
     listening: UnixListener,
-    /// Whether a successor has the sockets and has not confirmed yet that it accepts.
+    /// Whether a successor has asked for the sockets and has not given up.
     successor: AtomicBool,
 }
 
 impl Offer {
-    /// Listens at `path`, in place of whatever was there: a predecessor that has handed over, or what a crash
-    /// left. On a tokio runtime.
+    /// Listens at `path`, in place of the socket of a predecessor that has handed over, or of one that a
+    /// crash left. On a tokio runtime.
     pub fn new(path: &Path) -> Result<Self, TakeOverError> {
         let failed = |what, source: io::Error| TakeOverError::Socket { what, path: path.into(), source };
         let listening = unix_socket().map_err(|error| failed("opening a Unix socket for", error.into()))?;
@@ -286,7 +286,7 @@ impl Offer {
     /// Serves successors one after the other, until one of them is ready, for which each has `patience`.
     ///
     /// `sockets` is asked anew for each. A successor that fails is logged and forgotten, and one that cannot
-    /// be accepted now is accepted later: nothing about a successor is a reason to end. May be dropped at any
+    /// be accepted now is accepted later. Nothing about a successor is a reason to end. May be dropped at any
     /// time.
     pub async fn serve(
         &self,
@@ -327,8 +327,9 @@ impl Offer {
         }
     }
 
-    /// Whether a successor has asked for the sockets and not given up, also after [`serve`](Self::serve) was
-    /// dropped meanwhile: the successor then sees this process gone, and goes on with what it has.
+    /// Whether a successor has asked for the sockets and has not given up. Stays true when
+    /// [`serve`](Self::serve) is dropped meanwhile: the successor then sees this process gone, and goes on
+    /// with the sockets it has.
     pub fn has_successor(&self) -> bool {
         self.successor.load(Relaxed)
     }
@@ -339,8 +340,8 @@ async fn hand_over(
     patience: Option<Duration>,
     sockets: impl Fn() -> io::Result<Vec<(String, OwnedFd)>>,
 ) -> io::Result<()> {
-    // Not rustix's way to ask: that one has no room for a process of another PID namespace, which is what
-    // another container is.
+    // rustix's way to ask is not used: it has no room for a process of another PID namespace, such as another
+    // container.
     let (peer, own) = (connection.peer_cred()?.uid(), rustix::process::geteuid());
     if peer != own.as_raw() && peer != 0 {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it runs as user {peer}")));

@@ -1,5 +1,5 @@
-//! One question to a pod of Portico or of a control plane, over HTTP without TLS: its ports of probes and
-//! of administration. What answers may be anybody by now, so the answer is short and comes soon.
+//! One question to a pod of Portico or of a control plane, over HTTP without TLS: its ports of probes and of
+//! administration. The server that answers may be anybody's by now, so the answer is short and comes soon.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! All objects of one kind as a controller last saw them, its own writes included.
 //!
-//! A watch is a little behind. A pass that compares with what was there before its own last write would write
-//! again, so what the API server returned counts until the watch has it.
+//! A watch is a little behind. A pass must not compare with the object before its own last write: it would
+//! write again. So the object that the API server returned counts until the watch has it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

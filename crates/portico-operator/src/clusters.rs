@@ -91,8 +91,8 @@ impl ClusterWatch {
         self.store.get(&ObjectRef::new(name)).is_some()
     }
 
-    /// Yields the Clusters that changed: all of them after a list, and nothing for one that is gone, of which
-    /// `forget` drops what is recorded.
+    /// Yields the Clusters that changed, and all of them after a list. For one that is gone it yields
+    /// nothing, and `forget` drops its record.
     pub(crate) fn changes<C: Send + Sync + 'static>(
         &self,
         context: &Arc<C>,

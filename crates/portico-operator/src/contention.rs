@@ -1,8 +1,8 @@
-//! Another client that writes the same fields: KKP's updater where it still runs, or an admission webhook.
+//! Another client that writes the same fields, such as KKP's updater or an admission webhook.
 //!
-//! What it changed is put back [`TOLERATED`] times. If it goes on, this controller yields: two writers that
-//! overwrite each other cost a cloud load balancer more than ports that are missing. After [`PAUSE`] it tries
-//! once more; if that stands for [`WINDOW`], the other has gone.
+//! Its changes are put back [`TOLERATED`] times. If it goes on, this controller yields. Two writers that
+//! overwrite each other cost a cloud load balancer more than missing ports. After [`PAUSE`] it tries once
+//! more; if that stands for [`WINDOW`], the other has gone.
 //!
 //! Pure: the caller passes the time.
 
@@ -31,7 +31,7 @@ pub(crate) struct Contention {
     yielded: Option<Yielded>,
 }
 
-/// One object that others may write too: what was applied last, and what became of that.
+/// The last write to one object that others may write too, and its fate.
 #[derive(Debug, Default)]
 pub(crate) struct RepairBackoff {
     accepted: Option<Accepted>,
@@ -154,8 +154,8 @@ impl RepairBackoff {
         let before = self.accepted.replace(accepted);
         let puts_back = |before: Accepted| {
             let found = || current.map(|seen| Accepted::of(&seen.value()).data);
-            // If the wanted data is new, the object decides: another client changed it if its data is not
-            // what was applied last.
+            // If the wanted data is new, the object decides. Another client changed it if its data is not the
+            // data applied last.
             before.fields == accepted.fields
                 && (before.data == accepted.data || found().is_none_or(|found| found != before.data))
         };
@@ -208,7 +208,7 @@ impl Accepted {
     }
 }
 
-/// The client that changed an object back, which was `before` when it was applied once more.
+/// The client that changed an object back. `before` is the object as it was when it was applied once more.
 fn reverted_by<K>(before: Option<&Cached<K>>) -> String {
     let unnamed = || "a client that deletes it, or a second operator on this seed".to_owned();
     before.and_then(Cached::other_writer).map_or_else(unnamed, |name| format!("{name:?}"))

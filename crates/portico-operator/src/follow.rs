@@ -1,8 +1,8 @@
-//! What controllers run on: watches of the objects that they work from, with their state on record, other
-//! triggers, and the loop that reconciles.
+//! The base of controllers: watches of their objects, with the state of each watch on record, other triggers,
+//! and the loop that reconciles.
 //!
-//! A watch that fails leaves everything as it was and is retried with back-off. The log has an error when it
-//! begins and when it changes, and the status has it until the watch works again.
+//! A watch that fails leaves everything as it was and is retried with back-off. The log has an error when a
+//! failure begins and when it changes. The status has it until the watch works again.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -28,7 +28,7 @@ use tracing::{error, info, warn};
 use crate::status::{StatusHandle, WatchStatus};
 use crate::work_counters::{Queue, WorkCounters};
 
-/// HTTP status of a kind that is not served: no KKP, or one that is installed later.
+/// HTTP status of a kind that is not served: KKP is absent, or is installed later.
 const NOT_FOUND: u16 = 404;
 
 /// Until an object at which a pass panicked is looked at again, unless something changes before.
@@ -194,8 +194,8 @@ pub(crate) async fn drive<K, C, E, F>(
         let reference = ObjectRef::from_obj(&*object);
         begins.take(&reference);
         let counters = counters.clone();
-        // A defect that one object brings to light stops no other. What passes share is behind locks that
-        // outlive a panic, and each pass compares anew.
+        // A defect that one object brings to light stops no other. The state that passes share is behind
+        // locks that outlive a panic, and each pass compares anew.
         let pass = AssertUnwindSafe(reconcile(object, context)).catch_unwind();
         pass.map(move |done| {
             done.unwrap_or_else(|_| {
@@ -209,9 +209,9 @@ pub(crate) async fn drive<K, C, E, F>(
     let queue = triggers.inspect(move |objects| queue.add(objects));
     let queue = queue.flat_map(stream::iter).map(Ok::<_, Infallible>);
     let config = controller::Config::default().concurrency(concurrency);
-    // Not `runtime::Controller`, which makes its own watches. Those here have deadlines, one of them feeds
-    // several controllers, and stores keep of objects what comparing needs. A trigger may be no object at
-    // all: who leads, a name that resolves.
+    // `runtime::Controller` runs this inside. Watches of its own have no deadlines, and one watch here feeds
+    // several controllers. Its variants for streams are features that kube calls unstable. It makes a task of
+    // each pass. A replica that no longer leads drops this future, and with it every pass at once.
     controller::applier(reconcile, retry, context, store, queue, config)
         .for_each(|result| {
             match &result {

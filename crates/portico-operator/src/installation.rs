@@ -1,4 +1,4 @@
-//! What stands above every Cluster: the Seeds and the KubermaticConfiguration, as they were last readable.
+//! The objects above every Cluster: the Seeds and the KubermaticConfiguration, as they were last readable.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

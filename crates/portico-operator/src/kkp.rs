@@ -27,7 +27,7 @@ pub(crate) enum Kkp {
     Present(String),
 }
 
-/// What is known of KKP's Deployment, for all controllers.
+/// The known state of KKP's Deployment, for all controllers.
 #[derive(Clone)]
 pub(crate) struct KkpWatch {
     deployments: Arc<Cache<Deployment>>,

@@ -1,9 +1,9 @@
 //! Which process writes. A process with the controller of one front Service shares the Lease of that Service
-//! with all others of it. An operator writes what the whole cluster has one of, so it first needs the one
-//! Lease of the cluster, whatever its `--service` and its namespace.
+//! with all others of it. An operator writes objects that the whole cluster has one of. So it first needs the
+//! one Lease of the cluster, whatever its `--service` and its namespace.
 //!
-//! One that waits for an operator of another installation says so: an Event on that Lease, the log, and the
-//! status.
+//! An operator that waits for one of another installation says so: by an Event on that Lease, in the log, and
+//! in the status.
 
 use futures_util::future::join3;
 use k8s_openapi::api::core::v1::ObjectReference;

@@ -1,13 +1,13 @@
 //! The controllers of a seed, on [`kube::runtime::controller::applier`], and what they share.
 //!
-//! `controllers` has them, a file or a folder each, and runs them with what `manager` shares among them;
-//! `leadership` decides whether they write. `follow`, `installation`, `clusters` and `cache` watch what
-//! they work from, `contention` gives way to other writers, `outage` tells when the seed was away, and
-//! `work_counters` count what each did. [`mesh`] puts on nodes what `portico-preflight` finds between them,
-//! and [`monitored`] knows the control planes whose metrics are read, and reads them.
+//! `controllers` has them, a file or a folder each, and `manager` runs them with the parts that they share.
+//! `leadership` decides whether they write. `follow`, `installation`, `clusters` and `cache` watch their
+//! inputs, and `contention` gives way to other writers. `outage` tells when the seed was away.
+//! `work_counters` count the work of each. [`mesh`] puts on nodes the findings of `portico-preflight` between
+//! them. [`monitored`] knows the control planes whose metrics are read, and reads them.
 //!
-//! What should exist is computed by pure code in `portico-expose`; what every controller needs is in
-//! `portico-kube`. Bytes pass through the gateway, in another process with fewer rights.
+//! Pure code in `portico-expose` computes the objects that should exist. The common tools of controllers are
+//! in `portico-kube`. Bytes pass through the gateway, in another process with fewer rights.
 
 mod ask;
 mod cache;

@@ -1,4 +1,4 @@
-//! One object that the controller keeps: as it was last seen, and what happened to what was written.
+//! One object that the controller keeps, as it was last seen, and the fate of each write.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -158,7 +158,7 @@ pub(crate) async fn made_once<K: Resource + Send + Sync + 'static>(
 }
 
 /// Deletes `object`, and none that somebody made anew under its name. Returns whether its deletion began by
-/// that: one that is being deleted is left to end.
+/// that. An object that is being deleted is left to end.
 pub(crate) async fn delete<K: Resource + Send + Sync + 'static>(
     client: &Client,
     cache: &Cache<K>,

@@ -1,4 +1,5 @@
-//! What the controllers of one process share: one connection, one cache of each kind, one leadership.
+//! The parts that the controllers of one process share: one connection, one cache of each kind, one
+//! leadership.
 
 use kube::Client;
 use portico_kube::events::Events;
@@ -21,7 +22,7 @@ pub(crate) struct Manager {
     /// Seeds and configurations.
     pub(crate) installation: Installation,
     pub(crate) kkp: KkpWatch,
-    /// What one controller saw of clusters that migrate, for another.
+    /// The observations of one controller about clusters that migrate, for another.
     pub(crate) observed: Observed,
     pub(crate) status: StatusHandle,
     /// Whether this replica writes.

@@ -1,6 +1,6 @@
-//! What the mesh of nodes needs of Kubernetes: its members, and a condition on a node.
+//! The mesh of nodes in Kubernetes: its members, and a condition on a node.
 //!
-//! Members are the endpoints of a headless Service in front of the DaemonSet, some hundred bytes a node;
+//! Members are the endpoints of a headless Service in front of the DaemonSet, some hundred bytes a node.
 //! Nodes themselves are a hundred times that, and every member asks.
 
 use std::collections::BTreeMap;

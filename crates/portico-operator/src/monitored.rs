@@ -1,6 +1,6 @@
-//! The control planes of a seed, as `portico metrics` sees them: where their programs are, and by what each
-//! cluster lets its metrics be read. [`Scraper`] reads those of one program when somebody asks. Nothing is
-//! written.
+//! The control planes of a seed, as `portico metrics` sees them. It knows where their programs are, and the
+//! credentials by which each cluster lets its metrics be read. [`Scraper`] reads those of one program when
+//! somebody asks. Nothing is written.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -39,7 +39,7 @@ pub struct Monitored {
 }
 
 impl Monitored {
-    /// Returns what is known, nothing yet, and the work that keeps it so, which ends never.
+    /// Returns the store, which is empty yet, and the work that fills it. The work never ends.
     pub fn new(client: &Client) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
         let status = StatusHandle::default();
         let this = Arc::new(Self { pods: Listed::default(), credentials: Listed::default(), status });
@@ -81,7 +81,8 @@ impl Monitored {
         targets.iter().find(|target| target.source == source).cloned()
     }
 
-    /// What a client of this cluster needs; `None` if the cluster has no such kubeconfig, or a wrong one.
+    /// The credentials for a client of this cluster. `None` if the cluster has no such kubeconfig, or a wrong
+    /// one.
     pub fn credentials(&self, cluster: &ClusterName) -> Option<Arc<Credentials>> {
         self.credentials.lock().now.get(cluster).cloned()
     }

@@ -1,4 +1,5 @@
-//! What one controller observed of clusters that migrate, for the one that decides what comes next.
+//! The observations of one controller about clusters that migrate, for the controller that decides on the
+//! next step.
 //!
 //! The user cluster controller looks inside; the exposure controller records the state. Nothing here outlives
 //! the process: what is not observed again is not known.

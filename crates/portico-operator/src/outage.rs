@@ -1,4 +1,4 @@
-//! The seed's API server was away: an Event says so once it is back, because nothing can be written before.
+//! Outages of the seed's API server. An Event says so once it is back, because nothing can be written before.
 //!
 //! The watch of Seeds shows it: the API server sends something on it every minute at least.
 
@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::kkp::{Kkp, KkpWatch};
 
-/// What is shorter is a restart of the API server, which concerns nobody.
+/// A shorter outage is a restart of the API server, which concerns nobody.
 const LONG: Duration = Duration::from_secs(30);
 
 /// How long a replica waits to lead again, which takes a while where the API server is slow. If another

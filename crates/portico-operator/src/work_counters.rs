@@ -1,5 +1,5 @@
-//! What each controller did, in the same words for all: how many objects wait, passes and their time, what
-//! failed and why, and what was written.
+//! The work of each controller, in the same words for all: waiting objects, passes and their time, failures
+//! and their reasons, and writes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! What writing to the seed means to every controller here: within a time limit, as Portico, and with an eye
-//! on other writers.
+//! The rules of every controller for a write to the seed. It has a time limit, is made as Portico, and heeds
+//! other writers.
 
 use std::error::Error;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
 pub(crate) const NEWER_DEFINITIONS: &str = "it is of an older KKP: apply the definitions of the KKP that \
                                             runs, or without KKP those of `portico crds`";
 
-/// What the API server says of such a field if it is applied; if it is merged, the field is dropped.
+/// The words of the API server about such a field if it is applied. If it is merged, the field is dropped.
 pub(crate) const NOT_DECLARED: &str = "field not declared in schema";
 
 /// The seed's API server did not do what it was asked for. Retried with back-off.

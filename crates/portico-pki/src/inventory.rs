@@ -1,8 +1,8 @@
 //! Every certificate of a seed and of a cluster: Secret, keys, names, usage, signer.
 //!
 //! Names of Secrets, their keys, common names and organisations are KKP's where KKP has the certificate. KKP
-//! signs everything but the front proxy's by one authority; here a certificate that opens the API server
-//! opens nothing in etcd, and a kubelet's serving certificate opens nothing at all. docs/pki.md prints these
+//! signs everything but the front proxy's by one authority. Here a certificate that opens the API server
+//! opens nothing in etcd. A kubelet's serving certificate opens nothing at all. docs/pki.md prints these
 //! tables.
 
 use std::collections::BTreeSet;
@@ -148,7 +148,7 @@ pub enum NamesOf {
 pub const TUNNEL: Leaf =
     server("portico-tunnel", "tls.crt", "tls.key", "portico-tunnel", NamesOf::Front, Signer::Tunnel);
 
-/// What the seed's API server sees of the admission webhook.
+/// The certificate of the admission webhook for the seed's API server.
 pub const WEBHOOK: Leaf =
     server("portico-webhook", "tls.crt", "tls.key", "portico-webhook", NamesOf::Webhook, Signer::Webhook);
 
@@ -278,8 +278,9 @@ pub fn etcd(namespace: &str) -> Names {
     Names { dns, ips: BTreeSet::from([Ipv4Addr::LOCALHOST.into()]) }
 }
 
-/// Names of a Konnectivity server: outside by the cluster's external name, and by addresses: that of the API
-/// server inside the user cluster, and the external one where agents use no name.
+/// Names of a Konnectivity server: the cluster's external name, `konnectivity-server` below it, `addresses`
+/// and loopback. The `addresses` have that of the API server inside the user cluster, and the external one
+/// where agents use no name.
 pub fn konnectivity(external_name: &str, addresses: impl IntoIterator<Item = IpAddr>) -> Names {
     let mut names = Names::default();
     // Under the strategy LoadBalancer the external name may be an address.

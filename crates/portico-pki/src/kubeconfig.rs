@@ -1,7 +1,7 @@
 //! Kubeconfigs with everything in one file, as KKP's Secrets hold them.
 //!
-//! The cluster and the context have the cluster's name, the user is `default`. What [`Kubeconfig::parse`]
-//! could not write back, it refuses: a credential or a way of trusting that is dropped unseen would lock
+//! The cluster and the context have the cluster's name, the user is `default`. [`Kubeconfig::parse`] refuses
+//! content that it could not write back. A credential or a way of trusting that is dropped unseen would lock
 //! somebody out, or let somebody in.
 
 use std::fmt;
@@ -211,7 +211,7 @@ pub fn cluster_info(server: &str, authority: &str) -> String {
     }))
 }
 
-/// What signs the certificate of the API server, in PEM, by the text of [`cluster_info`], or by kubeadm's.
+/// The authority of the API server's certificate, in PEM, by the text of [`cluster_info`], or by kubeadm's.
 pub fn read_cluster_info(text: &str) -> Result<String, BadKubeconfig> {
     let info: Info = read(text)?;
     match &info.clusters[..] {
@@ -230,7 +230,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Says where something is wrong, and not what stands there: it may be a token or a key.
+/// Says where something is wrong, and does not quote it: it may be a token or a key.
 fn read<T: DeserializeOwned>(text: &str) -> Result<T, BadKubeconfig> {
     let wrong = |text: &str| BadKubeconfig::Fields(text.to_owned());
     let document = Documents::new(text).next().ok_or_else(|| wrong("it is empty"))?;

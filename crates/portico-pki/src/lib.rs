@@ -1,8 +1,8 @@
 //! Certificates of a seed and of its clusters.
 //!
 //! The [`inventory`] lists every certificate: its Secret, names, usage and signer. An [`Authority`] is read
-//! from such a Secret and issues a [`Pair`] for a [`Profile`]; [`wants_renewal`] says whether a pair that
-//! exists has to be issued again, and why; [`unfit`] says that of one that something else issues. A
+//! from such a Secret and issues a [`Pair`] for a [`Profile`]. [`wants_renewal`] says whether a pair that
+//! exists has to be issued again, and why. [`unfit`] says that of one that something else issues. A
 //! [`Succession`] replaces an authority long before it ends. [`Kubeconfig`] is what users and controllers
 //! get, and a [`Request`] what is signed elsewhere. [`ClusterPki`] says which Secrets of a cluster are due,
 //! all together.

@@ -10,7 +10,7 @@ use crate::certificate;
 /// Validity of a certificate that is no authority, as in KKP.
 pub const LIFETIME: SignedDuration = SignedDuration::from_hours(365 * 24);
 
-/// What a certificate is to say, before an [`Authority`](crate::Authority) signs it.
+/// The content of a certificate, before an [`Authority`](crate::Authority) signs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
     /// The common name. To Kubernetes, a client's user name.

@@ -11,12 +11,12 @@ use crate::certificate;
 use crate::pair::Pair;
 use crate::profile::Profile;
 
-/// A certificate is renewed when less than this is left, as in KKP; or less than a third of its lifetime, so
-/// that one for a day is not renewed at once.
+/// A certificate is renewed when less than this is left, as in KKP. One with a lifetime below three times
+/// this is renewed when less than a third is left. So one for a day is not renewed at once.
 const RENEWED_BEFORE: SignedDuration = SignedDuration::from_hours(30 * 24);
 
-/// What something else issues is late when less than this part of its lifetime is left. cert-manager renews
-/// when a third is left.
+/// A certificate that something else issues is late when less than this part of its lifetime is left.
+/// cert-manager renews when a third is left.
 const RENEWED_LATE: i32 = 6;
 
 /// Most names that a reason lists. They come from a Secret that anybody may have edited.
@@ -53,8 +53,8 @@ pub enum Reason {
     Expiring(Timestamp),
 }
 
-/// Whether `pair` has to be issued again: it is not what `profile` says, `authority` did not sign it, or it
-/// ends soon. `None` if it can stay.
+/// Why `pair` has to be issued again: it differs from `profile`, `authority` did not sign it, or it ends
+/// soon. `None` if it can stay.
 pub fn wants_renewal(
     pair: &Pair,
     profile: &Profile,
@@ -76,9 +76,9 @@ fn renewed_before(lifetime: SignedDuration) -> SignedDuration {
     RENEWED_BEFORE.min(lifetime / 3)
 }
 
-/// What is wrong with a server's certificate that something else issues, such as cert-manager, for clients
-/// that ask for the names of `profile`. `None` if they accept it. Its signer is not known here, and it may
-/// have more names.
+/// Why a server's certificate does not suit clients that ask for the names of `profile`. Something else
+/// issues it, such as cert-manager. `None` if they accept it. Its signer is not known here, and it may have
+/// more names.
 pub fn unfit(pair: &Pair, profile: &Profile, now: Timestamp) -> Option<Reason> {
     match examine_provided(pair, profile, now) {
         Ok(reason) => reason,
@@ -180,7 +180,7 @@ fn usage_is(certificate: &X509Certificate<'_>, profile: &Profile) -> bool {
     server == profile.usage.is_server() && client == profile.usage.is_client()
 }
 
-/// What two sets of names do not have in common, in words.
+/// The difference between two sets of names, in words.
 fn difference(lacking: &[String], surplus: &[String]) -> String {
     let parts = [("it lacks", lacking), ("nobody needs", surplus)];
     let parts = parts.iter().filter(|(_, names)| !names.is_empty());

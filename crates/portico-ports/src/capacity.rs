@@ -60,7 +60,7 @@ pub struct Room {
     /// The limit that is hit first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_limit: Option<&'static str>,
-    /// What one cluster takes, and where that is from.
+    /// The needs of one cluster, and their source.
     pub origin: &'static str,
 }
 

@@ -1,8 +1,8 @@
-//! From the files in `model/` to Rust: the build script runs this, so a mistake in the model fails the build
-//! with its file and line. Tests run it too, on files that are wrong.
+//! Turns the files in `model/` into Rust. The build script runs this, so a mistake in the model fails the
+//! build with its file and line. Tests run it too, on files that are wrong.
 //!
-//! What is checked here: that no field is unknown, that each condition names a known fact and values it can
-//! have, that each source and destination is a role of its product, and that ids stand once.
+//! It checks that no field is unknown, and that ids stand once. Each condition must name a known fact and
+//! values it can have. Each source and destination must be a role of its product.
 
 #[path = "compile/tables.rs"]
 mod tables;

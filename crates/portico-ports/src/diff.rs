@@ -1,4 +1,4 @@
-//! What changes between two installations: what has to be opened, and what can be closed afterwards.
+//! The difference between two installations: the ports to open, and the ports that can be closed afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::flow::Flow;
 use crate::model::{self, Ports};
 use crate::port_set::PortSet;
 
-/// What has to be opened and what can be closed.
+/// The ports to open and those that can be closed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// Needed by the second, and not by the first.
@@ -91,7 +91,7 @@ struct Lane {
     protocol: String,
 }
 
-/// What is open on a lane, and for what.
+/// The open ports of a lane, and their purpose.
 #[derive(Debug, Default)]
 struct Open {
     /// The lane itself, which has no ports: IP-in-IP.
@@ -103,7 +103,7 @@ struct Open {
     rows: Vec<(String, String, PortSet)>,
 }
 
-/// What has to be opened for `to` where `from` works, and what can be closed afterwards.
+/// The ports to open for `to` where `from` works, and those that can be closed afterwards.
 ///
 /// # Errors
 /// If a port is none.

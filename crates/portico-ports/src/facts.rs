@@ -1,4 +1,4 @@
-//! What is known of an installation: which strategy, which network plugin, which ports are its own.
+//! The known facts about an installation: its strategy, its network plugin, its own ports.
 
 use std::collections::BTreeMap;
 

@@ -130,7 +130,7 @@ impl Query {
         if self.products.is_empty() { model::products().iter().collect() } else { self.products.clone() }
     }
 
-    /// The flows, in the order of the tables. What depends on a fact that is not known is among them.
+    /// The flows, in the order of the tables. A flow that depends on an unknown fact is among them.
     ///
     /// # Errors
     /// If there is no such role.

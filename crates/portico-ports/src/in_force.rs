@@ -1,8 +1,9 @@
 //! Rules in force, and how they differ from those that a role needs.
 //!
 //! Each file of this folder reads one form into chains of steps. A packet is judged as the firewall would:
-//! step by step, chain by chain. What is needed and refused is missing; what a step accepts beyond all needs
-//! is needless. A step with a match that is not understood is skipped and reported, never guessed at.
+//! step by step, chain by chain. A flow that is needed and refused is missing. A flow that a step accepts
+//! beyond all needs is needless. A step with a match that is not understood is skipped and reported, never
+//! guessed at.
 
 mod aws;
 mod chains;

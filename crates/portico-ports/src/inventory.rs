@@ -114,7 +114,7 @@ impl Inventory {
         self.roles.iter().map(|(role, addresses)| (*role, addresses))
     }
 
-    /// The addresses of `role`, or of the roles that it includes; `None` if there are none.
+    /// The addresses of `role`, or of the roles that it includes. `None` if there are none.
     pub fn addresses(&self, role: &Role) -> Option<Addresses> {
         let keys = std::iter::once(&role.key).chain(role.includes);
         let mut all = Addresses::default();

@@ -1,10 +1,11 @@
 //! Network requirements as data: which role talks to which, on which ports, under which condition.
 //!
 //! The model is the folder `model/`: one entry a flow, checked and turned into Rust by the build script.
-//! [`model`] has its types, [`facts`] what is known of an installation, [`flow`] the rows that follow for it,
-//! [`site`] the same for objects of a running one, [`diff`] what changes between two, [`render`] tables.
-//! [`inventory`] says which addresses have which role, [`firewall`] which rules follow, [`in_force`] how
-//! rules in force differ. [`capacity`] counts what is left. [`nearest`] helps people who mistype a name.
+//! [`model`] has its types. [`facts`] is what is known of an installation. [`flow`] has the rows that follow
+//! for it, [`site`] those for objects of a running one. [`diff`] tells what changes between two, and
+//! [`render`] makes tables. [`inventory`] says which addresses have which role, [`firewall`] which rules
+//! follow, [`in_force`] how rules in force differ. [`capacity`] counts what is left. [`nearest`] helps people
+//! who mistype a name.
 //!
 //! Plain functions over plain values: nothing here opens a socket or reads a file.
 

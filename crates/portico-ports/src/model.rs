@@ -175,7 +175,7 @@ impl Overridable {
     }
 }
 
-/// What a row depends on: a fact that must, or must not, have one of some values.
+/// The condition of a row. A fact must, or must not, have one of some values.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The key of the fact.
@@ -200,7 +200,7 @@ pub struct Fact {
     pub key: &'static str,
     /// What it can be.
     pub kind: FactKind,
-    /// What is assumed where rules are written and nobody says otherwise.
+    /// The default where rules are written and nobody says otherwise.
     pub default: Option<&'static str>,
     /// What it says.
     pub meaning: &'static str,
@@ -239,8 +239,8 @@ pub struct Provider {
     pub hosts: &'static [&'static str],
     /// The field of the datacenter's spec that has the region.
     pub region: Option<&'static str>,
-    /// The field of the datacenter's spec that has the address, for providers that are where their owner put
-    /// them.
+    /// The field of the datacenter's spec that has the address. It is for providers that run where their
+    /// owner put them.
     pub field: Option<&'static str>,
     /// The field that has the port, if there is one.
     pub port_field: Option<&'static str>,
@@ -252,7 +252,7 @@ pub struct Provider {
     pub reference: &'static str,
 }
 
-/// What one user cluster takes of what a seed has.
+/// The needs of one user cluster from its seed.
 #[derive(Debug)]
 pub struct ClusterCost {
     /// Its strategy.
@@ -269,7 +269,7 @@ pub struct ClusterCost {
     pub reference: &'static str,
 }
 
-/// What a load balancer of a provider can hold.
+/// The capacity of a provider's load balancer.
 #[derive(Debug)]
 pub struct LoadBalancer {
     /// Its key on the command line: `aws-nlb`.
@@ -378,7 +378,7 @@ impl Product {
         self.roles.iter().find(|role| role.key == end.role)
     }
 
-    /// Whether what `role` says concerns `end`: it is its role, or one that its role includes.
+    /// Whether the rows of `role` concern `end`: it is its role, or one that its role includes.
     pub fn concerns(&self, end: End, role: &str) -> bool {
         end.role == role || self.role_of(end).is_some_and(|wide| wide.includes.contains(&role))
     }

@@ -1,4 +1,4 @@
-//! What a running installation needs: the rows of the model with its own ports, addresses and reasons.
+//! The needs of a running installation: the rows of the model with its own ports, addresses and reasons.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ pub enum NodePorts {
 }
 
 impl Site {
-    /// The flows that this installation needs. What `query` knows comes before what objects tell.
+    /// The flows that this installation needs. The facts of `query` come before those of objects.
     ///
     /// # Errors
     /// If there is no such role.

@@ -2,8 +2,8 @@
 //!
 //! A [`check`] is one attempt with a typed result, [`Observation`]. A [`responder`] is the other end of it,
 //! on a machine where nothing is installed yet, or beside what is. [`plan`] says which checks follow from
-//! roles, an inventory and the model of `portico-ports`; [`runner`] runs them at a pace that a network in
-//! production does not feel; [`verdict`] says what the results mean, and who has to change what.
+//! roles, an inventory and the model of `portico-ports`. [`runner`] runs them at a pace that a network in
+//! production does not feel. [`verdict`] says what the results mean, and who has to change what.
 //!
 //! Nothing here changes anything on a machine.
 

@@ -1,5 +1,5 @@
-//! What a check has seen, as a type: the same words in the table, in JSON, in metrics, and between prober and
-//! responder. Whether it is good or bad is decided in `verdict`.
+//! The observation of a check, as a type. The words are the same in the table, in JSON, in metrics, and
+//! between prober and responder. Whether it is good or bad is decided in `verdict`.
 
 use std::fmt;
 use std::io;
@@ -152,7 +152,7 @@ impl Observation {
         Self::NotTried { why: why.to_string().into() }
     }
 
-    /// What an error of a socket means, with the ICMP message behind it if there was one.
+    /// The meaning of a socket's error, with the ICMP message behind it if there was one.
     pub(crate) fn of_error(error: &io::Error, icmp: Option<IcmpError>) -> Self {
         let errno = icmp.map_or_else(|| error.raw_os_error(), |icmp| Some(icmp.errno));
         let by = icmp.and_then(|icmp| icmp.from);
@@ -172,7 +172,7 @@ impl Observation {
     }
 }
 
-/// What an ICMP message says (RFC 792, RFC 1812, RFC 4443), where an operator would look for the word.
+/// The meaning of an ICMP message (RFC 792, RFC 1812, RFC 4443), in the word that an operator would look for.
 fn meaning(icmp: IcmpError) -> Option<&'static str> {
     const DESTINATION_UNREACHABLE: u8 = 3;
     let is_ipv6 = icmp.from?.is_ipv6();

@@ -1,9 +1,9 @@
 //! From roles, an inventory and the model to checks: a pure function.
 //!
-//! For the machine it is made for: every flow that one of its roles opens is tried towards each machine of
-//! the other role; every flow that it accepts is tried back by those machines; every port that it needs is
-//! looked at here. A range of ports is tried at its ends and in the middle. Whatever cannot be tried is in
-//! the plan as well, with the reason.
+//! A plan is for one machine. Every flow that one of its roles opens is tried towards each machine of the
+//! other role. Every flow that it accepts is tried back by those machines. Every port that it needs is looked
+//! at here. A range of ports is tried at its ends and in the middle. A check that cannot be tried is in the
+//! plan as well, with the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -29,7 +29,7 @@ const DNS: u16 = 53;
 /// TCP ports behind which TLS is spoken: APIs, Kubernetes' and others, and Kublr's secret store.
 const TLS: [u16; 3] = [443, 6443, 11250];
 
-/// What is offered by ALPN: every API speaks it, and tells its time then.
+/// The protocol offered by ALPN: every API speaks it, and tells its time then.
 const ALPN: &str = "http/1.1";
 
 /// The most addresses at which another machine is asked for the way back.
@@ -54,14 +54,14 @@ const BY_OBJECTS: [&str; 3] = ["strategy", "cni", "provider"];
 pub struct Site<'a> {
     /// The products whose rows count.
     pub products: &'a [&'static Product],
-    /// What this machine is, by words or names of the model.
+    /// The roles of this machine, by words or names of the model.
     pub roles: &'a [String],
     /// What is known of the installation.
     pub facts: &'a Facts,
     /// Which addresses have which role.
     pub inventory: &'a Inventory,
-    /// What objects of the installation tell: their ports and addresses come before those of the model and of
-    /// the inventory.
+    /// The facts from objects of the installation. Their ports and addresses come before those of the model
+    /// and of the inventory.
     pub needs: Option<&'a Needs>,
     /// The addresses of this machine.
     pub here: &'a [IpAddr],
@@ -72,7 +72,8 @@ pub struct Site<'a> {
 /// How certificates are judged.
 #[derive(Debug, Clone)]
 pub struct TlsTrust {
-    /// The authorities that this machine trusts, and that of the installation, for what is outside of it.
+    /// The authorities for machines outside of the installation: those that this machine trusts, and that of
+    /// the installation.
     pub public: Arc<RootCertStore>,
     /// The authority of the installation. Without it its certificates are shown, and not judged.
     pub own: Option<Arc<RootCertStore>>,
@@ -475,7 +476,7 @@ fn networks(addresses: &Addresses) -> impl Iterator<Item = &IpNet> {
     addresses.networks.iter().filter(|network| network.prefix_len() < network.max_prefix_len())
 }
 
-/// What a flow opens: all of its ports, of a range the ends and the middle.
+/// The ports of a flow: all of them, and of a range the ends and the middle.
 fn transports(flow: &Flow) -> Vec<Transport> {
     let mut found = BTreeSet::new();
     for protocol in flow.protocols() {

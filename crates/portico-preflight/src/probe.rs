@@ -1,4 +1,4 @@
-//! What checks and responders say to each other, as functions over bytes.
+//! The messages between checks and responders, as functions over bytes.
 //!
 //! A datagram is a [`Probe`]: a request, which a responder answers with a reply that is never larger. Its
 //! first bytes are chosen so that VXLAN, Geneve, WireGuard and Flannel drop it: a port in use can be probed.

@@ -1,7 +1,8 @@
 //! The socket options and the error queue that no safe wrapper covers.
 //!
-//! An ICMP error names the machine that sent it: a router, or a firewall that rejects. The kernel keeps that
-//! in the error queue of the socket (ip(7), `IP_RECVERR`), for TCP too while a connection is being opened.
+//! An ICMP error names the machine that sent it. That is a router, or a firewall that rejects. The kernel
+//! keeps that in the error queue of the socket (ip(7), `IP_RECVERR`), for TCP too while a connection is being
+//! opened.
 #![allow(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -42,8 +43,8 @@ pub(crate) fn do_not_fragment(socket: impl AsFd, is_ipv6: bool) -> io::Result<()
 
 fn set(socket: impl AsFd, level: i32, option: i32, value: libc::c_int) -> io::Result<()> {
     let length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the kernel reads one C int from the address of a local that lives past the call, of the length
-    // given; the descriptor is borrowed and therefore open.
+    // SAFETY: the kernel reads one C int, of the length given, from the address of a local that lives past
+    // the call. The descriptor is borrowed and therefore open.
     let result = unsafe {
         let value = (&raw const value).cast();
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, value, length)
@@ -66,7 +67,7 @@ pub(crate) fn next_icmp_error(socket: impl AsFd) -> Option<IcmpError> {
     message.msg_control = (&raw mut control.0).cast();
     message.msg_controllen = size_of_val(&control.0) as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
-    // SAFETY: name and control point to locals of the lengths given, which live past the call; there is no
+    // SAFETY: name and control point to locals of the lengths given, which live past the call. There is no
     // buffer for data, which the kernel cuts off.
     let received = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags) };
     if received < 0 {

@@ -1,4 +1,4 @@
-//! What a packet is addressed to: a TCP port, a UDP port, or IP protocol 4.
+//! The transport that a packet is addressed to: a TCP port, a UDP port, or IP protocol 4.
 
 use std::fmt;
 use std::net::IpAddr;

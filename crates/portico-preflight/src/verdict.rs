@@ -1,9 +1,8 @@
-//! From what was seen to what it means, and who has to change what: pure functions.
+//! From an observation to its meaning, and to the party that has to change something: pure functions.
 //!
 //! The same packet can mean two things. A port that refuses may be reached and idle, or rejected by a
-//! firewall; a datagram that does not come back may be dropped, or there is nothing to return it. Where the
-//! other machine runs a responder, as any check of the run has shown, it is the firewall; otherwise it is
-//! unproven.
+//! firewall. A datagram that does not come back may be dropped, or there is nothing to return it. If any
+//! check of the run has shown a responder on the other machine, it is the firewall. Otherwise it is unproven.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,7 +19,7 @@ use crate::transport::Transport;
 /// The most that clocks may differ: leases of leader election and new tokens break soon above.
 const MOST_SKEW_MILLIS: u64 = 5_000;
 
-/// What VXLAN adds to a packet over IPv4 and over IPv6, and what IP-in-IP adds.
+/// The bytes that VXLAN adds to a packet over IPv4 and over IPv6, and those that IP-in-IP adds.
 const VXLAN: u16 = 50;
 const VXLAN_IPV6: u16 = 70;
 const IP_IN_IP: u16 = 20;
@@ -45,12 +44,12 @@ pub enum Status {
     Passed,
 }
 
-/// Who has to change what.
+/// The party that has to change something, and the change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Remedy {
-    /// Who.
+    /// The party.
     pub who: String,
-    /// What.
+    /// The change.
     pub what: String,
 }
 
@@ -72,7 +71,7 @@ pub struct Finding {
     pub transport: Option<Transport>,
     /// What was seen.
     pub seen: Observation,
-    /// Who has to change what, unless it works.
+    /// The party that has to change something, and the change. `None` if it works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<Remedy>,
 }
@@ -103,7 +102,7 @@ fn row<S: Serializer>(row: &&'static Row, serializer: S) -> Result<S::Ok, S::Err
     map.end()
 }
 
-/// What a run has shown about the other machines.
+/// The facts that a run has shown about the other machines.
 #[derive(Debug, Default)]
 struct Peers {
     all_respond: bool,

@@ -1,5 +1,5 @@
-//! The way into a user cluster as its administrator: address from the Cluster, CA and credentials from the
-//! Secret in which KKP and the operator keep them. Nothing changes on the seed.
+//! The way into a user cluster as its administrator. The address is from the Cluster. CA and credentials are
+//! from the Secret in which KKP and the operator keep them. Nothing changes on the seed.
 
 use std::collections::BTreeMap;
 

@@ -32,7 +32,7 @@ pub struct Migration {
     pub from: ExposeStrategy,
     /// The one that takes its place.
     pub to: ExposeStrategy,
-    /// What the operator says of it; empty while it says nothing.
+    /// The operator's words about it; empty while there are none.
     pub message: String,
 }
 
@@ -70,7 +70,7 @@ pub(crate) async fn recorded(
     Ok(doors)
 }
 
-/// What is recorded of a Cluster; `None` if nothing is, or an older Cluster of this name has left it.
+/// The record of a Cluster. `None` if there is none, or if an older Cluster of this name has left it.
 pub async fn record(client: &Client, cluster: &Cluster) -> anyhow::Result<Option<ExposedClusterSpec>> {
     read_record(client, cluster).await?.map(|found| spec_of(found, cluster)).transpose()
 }
@@ -99,7 +99,7 @@ pub fn is_of(exposed: &Value, cluster: &Cluster) -> bool {
     owner == Some(&cluster.metadata.uid)
 }
 
-/// What is under way with `cluster`, of which `now` is recorded.
+/// The migration of `cluster` that is under way. `now` is its record.
 pub(crate) fn migration(cluster: &Cluster, now: Now) -> Option<Migration> {
     let (state, from, to) = match now.second {
         Some(Second {

@@ -1,4 +1,4 @@
-//! What the gateways of a seed say of their routes, and what its load balancers publish.
+//! The reports of a seed's gateways about their routes, and the ports that its load balancers publish.
 
 use std::collections::{BTreeMap, HashMap};
 

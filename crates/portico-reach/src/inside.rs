@@ -1,6 +1,6 @@
-//! What the API server of a cluster answers, one worker node as it tells of it, and the way back to that.
+//! The answers of a cluster's API server, one worker node as it reports it, and the way back to that.
 //!
-//! The API server is a user cluster's: what it says is bounded, and shown, and decides nothing else.
+//! The API server is a user cluster's. Its answers are bounded and shown, and decide nothing else.
 
 use std::collections::BTreeMap;
 
@@ -130,8 +130,8 @@ fn registered(node: &str, object: Option<&Value>) -> Link {
     }
 }
 
-/// Whether the node's agent is there, by which its pods reach the API server: Portico's, or KKP's. `agents`
-/// says whether one is ready; `None` if the cluster has no DaemonSet of them.
+/// Whether the node has its agent, Portico's or KKP's, by which its pods reach the API server. `agents` says
+/// whether one is ready; `None` if the cluster has no DaemonSet of them.
 fn agent(node: &str, agents: Option<&BTreeMap<String, bool>>) -> Link {
     const LINK: &str = "agent";
     let makes = "portico operator makes the DaemonSet, if it has --image; see PorticoUserClusterReady";
@@ -169,7 +169,7 @@ fn way_back(asked: Result<Option<Value>, UntrustedApiError>) -> Link {
     Link::broken(LINK, why, remedy)
 }
 
-/// What the mesh of nodes says, if it runs.
+/// The report of the mesh of nodes, if it runs.
 fn mesh(object: &Value) -> Option<Link> {
     let found = condition(object, MESH_CONDITION)?;
     let message = text(found, "message");

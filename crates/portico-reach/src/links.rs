@@ -1,5 +1,5 @@
-//! The links of the way to a cluster, each with what was found: pure, so that every broken link can be shown
-//! in a test.
+//! The links of the way to a cluster, each with its finding. They are pure, so that a test can show every
+//! broken link.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use portico_routes::route::RouteKey;
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
 use serde::Serialize;
 
-/// Most characters of what was found, and of what to do.
+/// Most characters of a finding, and of a remedy.
 pub(crate) const LONGEST: usize = 1_000;
 
 /// One link of the chain.
@@ -24,7 +24,7 @@ pub struct Link {
     pub state: State,
     /// What was found.
     pub evidence: String,
-    /// What to do about it; empty where it holds.
+    /// The remedy; empty where it holds.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remedy: String,
 }
@@ -70,8 +70,8 @@ impl Link {
         Self::new(link, State::Unknown, evidence.as_ref(), remedy.as_ref())
     }
 
-    /// Both texts may quote what others wrote: conditions, and what a user cluster says. A line break in them
-    /// would pass for a row of the table.
+    /// Both texts may quote others: conditions, and the answers of a user cluster. A line break in them would
+    /// pass for a row of the table.
     fn new(link: &'static str, state: State, evidence: &str, remedy: &str) -> Self {
         Self { link, state, evidence: one_line(evidence, LONGEST), remedy: one_line(remedy, LONGEST) }
     }
@@ -105,7 +105,7 @@ pub(crate) fn configuration<'a>(problems: impl IntoIterator<Item = &'a Problem>)
     }
 }
 
-/// What the operator says, if one is at work.
+/// The operator's words, if one is at work.
 pub(crate) fn condition(cluster: &Cluster) -> Link {
     const LINK: &str = "condition";
     match cluster.status.conditions.get(EXPOSED) {
@@ -117,7 +117,7 @@ pub(crate) fn condition(cluster: &Cluster) -> Link {
     }
 }
 
-/// What the operator says about what belongs inside the cluster, if it looks there. Users come in without.
+/// The operator's words about the inside of the cluster, if it looks there. Users come in without.
 pub(crate) fn inside(cluster: &Cluster) -> Option<Link> {
     const LINK: &str = "inside";
     let found = cluster.status.conditions.get(USER_CLUSTER_READY)?;

@@ -1,4 +1,4 @@
-//! What this machine sees of a cluster's address: name, handshake, clock.
+//! The view of a cluster's address from this machine: name, handshake, clock.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,7 @@
 //! The nodes of a cluster, and by which path each of them speaks.
 //!
-//! All of it is what the cluster's own API server says: it may be in the hands of anybody, so answers are
-//! read in bounded pieces, and made harmless before they leave this module.
+//! All of it comes from the cluster's own API server, which may be hostile. So answers are read in bounded
+//! pieces, and made harmless before they leave this module.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub struct Row {
     pub way_back: String,
     /// Whether nothing is wrong.
     pub ok: bool,
-    /// What is wrong, and what to do.
+    /// The problem, and the remedy.
     pub problems: Vec<String>,
 }
 
@@ -136,7 +136,7 @@ impl Said {
     }
 }
 
-/// For each node with an agent, whether one that is there is ready; of `node` alone if that is given. `None`
+/// For each node with an agent, whether one that is there is ready. If `node` is given, for it alone. `None`
 /// if there is no DaemonSet of agents. A cluster that changes from KKP's agents to Portico's has both for a
 /// while, and pods need one of them.
 pub(crate) async fn agents(
@@ -154,8 +154,8 @@ pub(crate) async fn agents(
     Ok(all)
 }
 
-/// For each node with a pod of this workload in `kube-system`, whether one of them is ready; of
-/// `node` alone if that is given. `None` if there is no such workload.
+/// For each node with a pod of this workload in `kube-system`, whether one of them is ready. If `node` is
+/// given, for it alone. `None` if there is no such workload.
 async fn pods(
     inside: &UntrustedApi,
     workload: &str,

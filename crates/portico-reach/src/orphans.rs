@@ -1,5 +1,6 @@
-//! What the control plane of a Cluster that is gone has left on the seed: its namespace, where something kept
-//! the Cluster's deletion from taking it along, and volumes of etcd that are to be kept.
+//! The objects on the seed that the control plane of a removed Cluster has left. Its namespace is left if
+//! something kept the Cluster's deletion from taking it along. Volumes of etcd are left if they are to be
+//! kept.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What was read of a seed, and the chain of each of its clusters.
+//! The objects read of a seed, and the chain of each of its clusters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,13 +81,13 @@ impl SeedSnapshot {
         &self.clusters
     }
 
-    /// The strategy in force for a cluster: that of the published door. Where nothing is recorded, or nothing
-    /// that can be used, the Cluster's own; `None` if that names none.
+    /// The strategy in force for a cluster: that of the published door. Without a usable record it is the
+    /// Cluster's own. `None` if the Cluster names none.
     pub fn in_force(&self, cluster: &Cluster) -> Option<ExposeStrategy> {
         self.recorded(cluster).map(|now| now.first).or_else(|| cluster.spec.expose_strategy.get().copied())
     }
 
-    /// What is under way between two doors of a cluster.
+    /// The migration under way between two doors of a cluster.
     pub fn migration(&self, cluster: &Cluster) -> Option<Migration> {
         doors::migration(cluster, self.recorded(cluster)?)
     }
@@ -96,7 +96,7 @@ impl SeedSnapshot {
         self.doors.get(&cluster.metadata.name)?.as_ref().ok().copied()
     }
 
-    /// What Clusters that are gone have left on the seed.
+    /// The objects that removed Clusters have left on the seed.
     pub async fn orphans(&self) -> anyhow::Result<Vec<Orphan>> {
         orphans::find(&self.client).await
     }

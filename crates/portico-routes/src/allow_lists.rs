@@ -1,11 +1,11 @@
 //! Endpoints behind an allow list, and which other Services that list holds for.
 //!
 //! An EndpointSlice can name the API server of another tenant as an endpoint of its own Service. So an allow
-//! list follows the endpoint: a Service whose endpoint is also one of another tenant's Services, exposed or
-//! not, ready or not, admits only clients that both lists admit. So does one whose endpoint has the NodePort
-//! of another tenant's Service, on whatever address: every node leads there.
-//! The list of a cluster holds for everybody, that of a namespace only for other namespaces: a namespace must
-//! not close a cluster.
+//! list follows the endpoint. If the endpoint of a Service is also one of another tenant's Services, only
+//! clients that both lists admit are admitted. That other Service may be exposed or not, ready or not. The
+//! same holds for an endpoint that has the NodePort of another tenant's Service, on whatever address: every
+//! node leads there. The list of a cluster holds for everybody, that of a namespace only for other
+//! namespaces: a namespace must not close a cluster.
 //!
 //! An endpoint is an address with its port: several control planes may share a machine.
 

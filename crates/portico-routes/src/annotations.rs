@@ -1,4 +1,4 @@
-//! The expose annotations of a Service: what it claims, and what of that is void.
+//! The expose annotations of a Service: its claims, and the void ones among them.
 //!
 //! Values are those of KKP: an existing installation works as it is. One bad item voids the whole expose
 //! annotation, as in KKP; another expose annotation of the Service still counts. Every other mistake costs
@@ -24,8 +24,8 @@ use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
 use crate::findings::{Findings, annotation_field, clipped, shown};
 use crate::port_mapping;
 
-/// What an allow list without a valid entry admits: an address that no client has. An empty list would admit
-/// every client, which its author did not want.
+/// The network that an allow list without a valid entry admits: an address that no client has. An empty list
+/// would admit every client, which its author did not want.
 const NOBODY: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIFIED, 32));
 
 /// Most ports exposed of one Service. KKP's have one; a Service with thousands must not slow down all others.
@@ -57,7 +57,7 @@ pub(crate) fn read(
     })
 }
 
-/// What all annotations of `service` that are not void ask for; `None` if each is void.
+/// The types that all annotations of `service` ask for, without void ones. `None` if each is void.
 fn expose_types(service: &Service, expose: &ExposeKeys, findings: &mut Findings) -> Option<ExposeTypes> {
     if service.spec.service_type == ServiceType::ExternalName {
         let keys: Vec<&str> = expose.all(&service.metadata).map(|(key, _)| key).collect();

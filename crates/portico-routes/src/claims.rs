@@ -1,13 +1,13 @@
-//! Which Service owns a key when several claim it: one planned for a Cluster first, then one in the namespace
-//! of a known Cluster, then the oldest.
+//! Decides which Service owns a key when several claim it. A Service planned for a Cluster comes first, then
+//! one in the namespace of a known Cluster, then the oldest.
 //!
 //! A Service in any namespace may claim any host name. The order of arrival must not decide: otherwise a
 //! restart of the gateway could give the name of one cluster to another. The other claims wait, the oldest
 //! first; when the owner gives the key up, the next claim owns it at once.
 //!
-//! A host name stays with its namespace while its Service is made anew: one that waits must not get the
-//! clients of the other for that moment, nor for ever because it is the older by then. Such a name is *kept*
-//! until the Cluster goes or, without a Cluster, until another Service asks for it anew.
+//! A host name stays with its namespace while its Service is made anew. A claim that waits must not get the
+//! clients of the other for that moment. Nor must it get them for ever because it is the older by then. Such
+//! a name is *kept* until the Cluster goes or, without a Cluster, until another Service asks for it anew.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -65,7 +65,7 @@ struct KeptFor {
     is_published: bool,
 }
 
-/// What became of a claim that does not own its key.
+/// The state of a claim that does not own its key.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a> {
     pub(crate) key: &'a RouteKey,
@@ -104,8 +104,7 @@ impl Claim {
         &self.service.ports[usize::from(self.port)]
     }
 
-    /// What decides between two claims: the rank of their Services, their age, their names, the order of
-    /// ports.
+    /// The order between two claims: the rank of their Services, their age, their names, the order of ports.
     fn order(&self) -> (Rank, &Age, &ObjectKey, u16) {
         (self.rank, &self.service.age, &self.service.key, self.port)
     }
@@ -175,8 +174,8 @@ impl Claims {
         Some(&*self.kept.get(key)?.namespace)
     }
 
-    /// The Cluster of `namespace` has come or gone. What was kept for one that has gone is free. Returns the
-    /// claims that own a key now.
+    /// The Cluster of `namespace` has come or gone. A name that was kept for one that has gone is free.
+    /// Returns the claims that own a key now.
     pub(crate) fn set_known(&mut self, namespace: &str, is_known: bool) -> Vec<Claim> {
         let keys = self.kept_by.get(namespace).cloned().unwrap_or_default();
         let mut owners = Vec::new();
@@ -247,7 +246,7 @@ impl Claims {
         if let Some(first) = first {
             self.forget(&first);
         }
-        // What is planned for a Cluster stays with the Cluster: without one it is like any other.
+        // A Service planned for a Cluster stays with the Cluster: without one it is like any other.
         let rank = match claim.rank {
             Rank::OfCluster => Rank::OfCluster,
             Rank::Planned | Rank::Other => Rank::Other,

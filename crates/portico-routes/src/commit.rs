@@ -1,7 +1,7 @@
 //! From the Services that changed in the index to what changes in a route table.
 //!
 //! One Service at a time: the keys it owns now and where they lead, compared with what the last commit
-//! published. A Service that loses a key to another, or gains it, was marked by [`RouteIndex::apply`]; so no
+//! published. [`RouteIndex::apply`] has marked each Service that loses a key to another, or gains it. So no
 //! Service depends on the result of another.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! Which addresses may be endpoints at all.
 //!
-//! The author of an EndpointSlice says where the gateway connects to, so the gateway could be made to reach
-//! what that author cannot. Kubernetes refuses most of these addresses in an EndpointSlice too; in a
-//! directory nothing checks them. A listener of the gateway itself is recognised when it is connected to: see
-//! `portico-gateway`.
+//! The author of an EndpointSlice says where the gateway connects to. So the author could make the gateway
+//! reach an address that is out of the author's reach. Kubernetes refuses most of these addresses in an
+//! EndpointSlice too; in a directory nothing checks them. A listener of the gateway itself is recognised when
+//! it is connected to: see `portico-gateway`.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! What the index stores of an object: what routes depend on, and nothing else of it.
+//! The facts that the index stores of an object: those that routes depend on, and no others.
 //!
 //! Read from whole objects in [`crate::annotations`] and [`crate::endpoints`]. At 10,000 user clusters there
 //! are 20,000 of each or more, so every field counts.
@@ -31,14 +31,14 @@ pub(crate) struct ServiceFacts {
     pub(crate) types: Option<ExposeTypes>,
     /// Its TCP ports, in the order written; none if it is not exposed.
     pub(crate) ports: Box<[ExposedPort]>,
-    /// What its own annotations say about access and budget; `None` without any. Counts only where no policy
-    /// is known for the namespace.
+    /// The access and budget of its own annotations; `None` without any. Counts only where no policy is known
+    /// for the namespace.
     pub(crate) own_policy: Option<Arc<ClusterPolicy>>,
     /// Whether upstream connections begin with a PROXY v2 header.
     pub(crate) send_proxy: bool,
     /// The CA of the API server behind it, where an annotation names one.
     pub(crate) api_server_ca: Option<ApiServerCa>,
-    /// What is wrong with it on its own, independent of other objects.
+    /// Its own problems, independent of other objects.
     pub(crate) problems: Box<[Problem]>,
 }
 
@@ -63,7 +63,7 @@ impl ExposedPort {
         BackendId { service: service.clone(), port_name: Arc::clone(&self.name), port: self.port }
     }
 
-    /// What this port claims: at most one key of each kind, a NodePort number only where listeners are
+    /// The claims of this port: at most one key of each kind, a NodePort number only where listeners are
     /// allowed.
     pub(crate) fn keys(&self, node_port_listeners: bool) -> impl Iterator<Item = RouteKey> {
         let port = self.node_port.filter(|_| node_port_listeners).map(RouteKey::Port);
@@ -73,8 +73,8 @@ impl ExposedPort {
     }
 }
 
-/// Why a Service exists. The smaller comes first in a conflict: a Service that a user adds must not take the
-/// name of a cluster in use, and a Cluster from a directory has no age to show that it is older.
+/// Why a Service exists. The smaller comes first in a conflict. A Service that a user adds must not take the
+/// name of a cluster in use. A Cluster from a directory has no age to show that it is older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     /// It follows from a Cluster object.

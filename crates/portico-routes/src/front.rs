@@ -1,5 +1,5 @@
-//! The Services by which clients reach the gateway itself: a Service leads to it if one of its endpoints is
-//! the gateway's own address and the port of a listener.
+//! The Services by which clients reach the gateway itself. A Service leads to it if one of its endpoints is
+//! the gateway's own address with the port of a listener.
 //!
 //! They say whether the gateway sees the addresses of its clients, and where its replicas are.
 

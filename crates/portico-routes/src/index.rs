@@ -2,8 +2,8 @@
 //!
 //! [`RouteIndex::apply`] records what an object says, decides which Service owns each key (`claims`) and
 //! marks the Services concerned. [`RouteIndex::commit`] recomputes the marked Services and returns what
-//! changed. A burst of changes is many `apply` and one `commit`. The routes of a commit cost what
-//! changed; beside that it looks once through the Services by which the gateway may be reached.
+//! changed. A burst of changes is many `apply` and one `commit`. The routes of a commit cost in proportion to
+//! the change. Beside that it looks once through the Services by which the gateway may be reached.
 //!
 //! The routes depend on the objects alone, not on the order of their arrival. An unchanged object that is
 //! applied again changes nothing.
@@ -72,7 +72,7 @@ pub struct RouteIndex {
     /// Whether a cluster without a policy admits nobody.
     pub(crate) policies_required: bool,
     pub(crate) claims: Claims,
-    /// What leads to the Services with an allow list.
+    /// The targets of the Services with an allow list.
     pub(crate) targets: TargetIndex,
     /// The ClusterIPs of all Services: a connection to one passes the allow list of that cluster by.
     pub(crate) cluster_ips: HashSet<IpAddr>,
@@ -80,10 +80,10 @@ pub struct RouteIndex {
     pub(crate) changed_cluster_ips: HashSet<IpAddr>,
     /// Services that nodes lead to and that are not exposed here: one of them leads to the gateway.
     pub(crate) fronts: BTreeSet<ObjectKey>,
-    /// What follows from them, as of the last commit.
+    /// The front that follows from them, as of the last commit.
     pub(crate) front: Option<Front>,
-    /// The Services that claimed something since the last commit: they ask anew, also for what another gives
-    /// up in the same burst.
+    /// The Services that claimed something since the last commit. They ask anew, also for a key that another
+    /// gives up in the same burst.
     pub(crate) claimants: BTreeSet<ObjectKey>,
     /// The Services to recompute in the next commit.
     pub(crate) changed: BTreeSet<ObjectKey>,

@@ -1,8 +1,8 @@
-//! What is wrong with the objects of an index: for `portico check`, `portico routes`, `/routes`, logs and a
+//! The problems of the objects of an index: for `portico check`, `portico routes`, `/routes`, logs and a
 //! metric.
 //!
-//! What is wrong with an object on its own is found when it is read. What depends on other objects
-//! (conflicts, a policy that overrides annotations) changes with them: it is computed here, on demand.
+//! The problems of an object on its own are found when it is read. Problems that depend on other objects
+//! (conflicts, a policy that overrides annotations) change with them, and are computed here, on demand.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -173,7 +173,7 @@ fn by_age(key: &RouteKey, owner: &ObjectRef, winner: &Age, loser: &Age) -> Strin
     }
 }
 
-/// The object that a user knows: the Service, or the Cluster that a planned Service is for.
+/// The object that a user knows: the Service itself, or the Cluster of a planned Service.
 fn named(service: &ServiceFacts) -> ObjectRef {
     let cluster = ClusterName::of_namespace(&service.key.namespace);
     match cluster.filter(|_| service.origin == Origin::Planned) {

@@ -1,4 +1,5 @@
-//! The listing behind `portico routes` and `/routes`: what every exposed port claims, and what became of it.
+//! The listing behind `portico routes` and `/routes`: the claims of every exposed port, and the result of
+//! each.
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use crate::route::{Backend, Front, Route, RouteKey};
 
 /// Where every key leads at one moment. A look-up goes to the map of its kind of key.
 ///
-/// Server names come from unauthenticated clients: the standard library's hasher has a new random key in
+/// Server names come from unauthenticated clients. The standard library's hasher has a new random key in
 /// every process, so that a client cannot choose names that collide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteTable<T> {
@@ -30,8 +30,8 @@ pub struct RouteTable<T> {
 }
 
 impl<T> RouteTable<T> {
-    /// Where a server name leads, and the name that says so: itself, or else the parent of the longest
-    /// wildcard, as in Envoy.
+    /// Where a server name leads, and the name that says so. That is the name itself, or else the parent of
+    /// the longest wildcard, as in Envoy.
     pub fn host(&self, name: &HostName) -> Option<(&HostName, &T)> {
         if let Some(exact) = self.hosts.get_key_value(name) {
             return Some(exact);

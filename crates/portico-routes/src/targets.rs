@@ -1,4 +1,4 @@
-//! What leads to the Services that have an allow list.
+//! The targets of the Services that have an allow list.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;

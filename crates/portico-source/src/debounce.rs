@@ -1,9 +1,8 @@
-//! When to read what changed: at once what is complete, later what is half written.
+//! When to read a change: at once if it is complete, later if it is half written.
 //!
-//! A new cluster should be routable within 10 ms, so a file that was renamed into place, or closed after
-//! writing, is read as soon as the burst it belongs to pauses. A file that is being written is left alone
-//! until it is closed. A name that vanished counts as deleted only after a while: editors delete and write
-//! again.
+//! A new cluster should be routable within 10 ms. So a file that was renamed into place, or closed after
+//! writing, is read as soon as its burst pauses. A file that is being written is left alone until it is
+//! closed. A name that vanished counts as deleted only after a while: editors delete and write again.
 //!
 //! Pure: the caller passes the time. Called by [`crate::directory`].
 
@@ -23,8 +22,8 @@ const MAX_BURST: Duration = Duration::from_millis(50);
 /// milliseconds, on a slow disk within some tens.
 const GONE_GRACE: Duration = Duration::from_millis(100);
 
-/// How long a file may be open for writing without a write. After that, what it holds so far is read; what it
-/// lacks counts as missing only once the file is closed.
+/// How long a file may be open for writing without a write. After that, its present content is read. Objects
+/// that it lacks count as missing only once the file is closed.
 const WRITING_GRACE: Duration = Duration::from_secs(1);
 
 /// A file that is written without a pause is read this long after the first write.

@@ -2,12 +2,12 @@
 //!
 //! A thread of its own reads, parses and compares, so that a burst of two thousand files costs the data plane
 //! nothing. It sends what changed in [`Step`]s over a short channel. The thread sleeps in poll(2) on inotify
-//! (`watch`), waits for a burst to pause (`debounce`), finds the files (`walk`), reads the changed ones, and
-//! lets `index` compute the changes.
+//! (`watch`) and waits for a burst to pause (`debounce`). It finds the files (`walk`), reads the changed
+//! ones, and lets `index` compute the changes.
 //!
-//! What is promised: a rename, a truncation followed by writes, a swapped link and a new folder with files
-//! each end in exactly the objects that the files hold then. A file that cannot be read never takes down what
-//! worked; while the directory itself is missing, or is found without any manifest, all of it stays in force.
+//! These changes each end in exactly the objects that the files hold then: a rename, a truncation followed by
+//! writes, a swapped link, a new folder with files. A file that cannot be read takes down no object that
+//! worked. All objects stay in force while the directory itself is missing, or is found without any manifest.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -111,7 +111,8 @@ impl DirectorySource {
 
     /// Returns the next step; waits for it. The first complete one ends the initial sync. Cancel-safe.
     ///
-    /// `None` means that the thread has ended, which only a defect can cause; what was delivered stays valid.
+    /// `None` means that the thread has ended, which only a defect can cause. The objects delivered before
+    /// stay valid.
     pub async fn next(&mut self) -> Option<Step> {
         self.steps.recv().await
     }
@@ -285,7 +286,7 @@ impl Worker {
         self.watcher.retain(folder, |path| folders.contains(path));
         let present: HashSet<&Path> = found.files.iter().map(|(path, _)| path.as_path()).collect();
         let hidden_by_failure = |path: &Path| found.failed.iter().any(|(failed, _)| path.starts_with(failed));
-        // What is being written, or has just vanished, is read when it is due.
+        // A file that is being written, or has just vanished, is read when it is due.
         let debounce = &self.debounce;
         let gone: Vec<Arc<Path>> = self
             .index
@@ -359,7 +360,7 @@ impl Worker {
                 return;
             }
             for owner in &new_owners {
-                // What is being written, or has just vanished, is read when it is due.
+                // A file that is being written, or has just vanished, is read when it is due.
                 if !self.debounce.contains(owner) {
                     self.read_path(owner, self.index.is_unfinished(owner));
                 }

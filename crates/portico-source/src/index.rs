@@ -1,12 +1,12 @@
-//! Which file holds which object: what changes when a file is read again, and which file wins an object that
-//! two hold.
+//! Which file holds which object. Decides what changes when a file is read again, and which file wins an
+//! object of two files.
 //!
 //! Pure: no files and no clock. Objects are handed on and not kept. Per object the index has its name, its
-//! place and a hash, so ten thousand clusters cost megabytes and not tens of them; names are shared with what
-//! is handed on.
+//! place and a hash. So ten thousand clusters cost megabytes and not tens of them. Names are shared with the
+//! objects that are handed on.
 //!
 //! The rules: an object is deleted when its file is deleted, or is read without errors and lacks it. An
-//! object in two files is taken from the first in path order; when it leaves that file, the other takes over,
+//! object in two files is taken from the first in path order. When it leaves that file, the other takes over,
 //! and the object is not deleted in between. To get this right for a file that was renamed, a burst of
 //! changes first [reads](ManifestIndex::update) everything and then [resolves](ManifestIndex::resolve) what
 //! was released.
@@ -116,12 +116,13 @@ impl Owners {
 
 impl ManifestIndex {
     /// Whether the file is known in exactly this version. A file that could not be read, or was being
-    /// written, is not: it may be readable now although its signature is the same.
+    /// written, is not. It may be readable now although its signature is the same.
     pub(crate) fn is_current(&self, path: &Path, signature: Signature) -> bool {
         self.files.get(path).is_some_and(|file| file.signature == signature && file.text.is_some())
     }
 
-    /// Whether the file could not be read, or was being written, the last time: what it lacks may still come.
+    /// Whether the file could not be read, or was being written, the last time. Objects that it lacks may
+    /// still come.
     pub(crate) fn is_unfinished(&self, path: &Path) -> bool {
         self.files.get(path).is_some_and(|file| file.text.is_none())
     }
@@ -134,8 +135,8 @@ impl ManifestIndex {
             .take_while(move |path| path.starts_with(folder))
     }
 
-    /// Reads the present text of the file. Emits what is new or different; what is gone is released and waits
-    /// for [`Self::resolve`]. An unfinished text releases nothing.
+    /// Reads the present text of the file. Emits objects that are new or different. Objects that are gone are
+    /// released and wait for [`Self::resolve`]. An unfinished text releases nothing.
     pub(crate) fn update(
         &mut self,
         path: &Arc<Path>,
@@ -224,7 +225,7 @@ impl ManifestIndex {
         self.put(path, File { signature, text: None, claims, problems: Box::new([problem]) });
     }
 
-    /// The file is gone. What it held is released and waits for [`Self::resolve`].
+    /// The file is gone. Its objects are released and wait for [`Self::resolve`].
     pub(crate) fn remove(&mut self, path: &Path) {
         if let Some(file) = self.files.remove(path) {
             self.problems_changed |= !file.problems.is_empty();

@@ -1,13 +1,13 @@
 //! Objects from a Kubernetes API, watched.
 //!
-//! Services and EndpointSlices always. What clusters allow comes from ExposedClusters where the API server
-//! serves them, else from KKP's own kinds, else from the Services alone ([`ClustersFrom`]). [`progress`]
-//! lists and watches with deadlines and back-off; `reflector` turns watch events into changes.
+//! Services and EndpointSlices always. The policies of clusters come from ExposedClusters where the API
+//! server serves them, else from KKP's own kinds, else from the Services alone ([`ClustersFrom`]).
+//! [`progress`] lists and watches with deadlines and back-off; `reflector` turns watch events into changes.
 //!
-//! What is promised: no step is complete before everything has been listed once. An answer that a kind is not
-//! served opens nothing: unless the operator says that there are no clusters, a Service in the namespace of
-//! one admits nobody. While the API server is away, or refuses, everything stays as it was; an object that
-//! was deleted meanwhile is gone after the next listing.
+//! No step is complete before everything has been listed once. An answer that a kind is not served opens
+//! nothing. A Service in the namespace of a cluster admits nobody, unless the operator says that there are no
+//! clusters. While the API server is away, or refuses, everything stays as it was. An object that was deleted
+//! meanwhile is gone after the next listing.
 
 mod status;
 
@@ -54,8 +54,8 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(2);
 const DISCOVERY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Discoveries in a row that must find no ExposedClusters, and agree on whether there are Clusters, before
-/// that is believed: for a moment after its start, an API server does not know the kinds that others define,
-/// or some of them.
+/// that is believed. For a moment after its start, an API server does not know some of the kinds that others
+/// define.
 const ABSENCES: u32 = 3;
 
 /// HTTP status of a path that is not served.
@@ -152,7 +152,8 @@ impl KubernetesSource {
 
     /// Returns the next step; waits for it. The first complete one ends the initial sync. Cancel-safe.
     ///
-    /// `None` means that the task has ended, which only a defect can cause; what was delivered stays valid.
+    /// `None` means that the task has ended, which only a defect can cause. The objects delivered before stay
+    /// valid.
     pub async fn next(&mut self) -> Option<Step> {
         self.steps.recv().await
     }
@@ -186,8 +187,8 @@ struct Worker {
     client: Client,
     settings: KubernetesSettings,
     reflector: Reflector,
-    /// Where it comes from what a cluster allows; `Auto` until that is known. Never changes back: what was
-    /// once restricted is not opened because a kind seems to be gone.
+    /// Where it comes from what a cluster allows; `Auto` until that is known. It never changes back: a
+    /// restricted cluster is not opened because a kind seems to be gone.
     clusters: ClustersFrom,
     /// Discoveries in a row that found no ExposedClusters, and agree on whether there are Clusters.
     absences: u32,
@@ -196,7 +197,7 @@ struct Worker {
     messages: SelectAll<BoxStream<'static, Message>>,
     status: Arc<Mutex<KubernetesStatus>>,
     problems: Arc<[ManifestProblem]>,
-    /// Whether the last step was not complete, so that a complete one must follow even if it is empty.
+    /// Whether the last step was not complete. Then a complete one must follow even if it is empty.
     unfinished: bool,
     /// Whether a complete step was sent.
     complete: bool,
@@ -241,7 +242,7 @@ impl Worker {
         }
         while let Some(message) = self.messages.next().await {
             self.receive(message);
-            // Whatever else has arrived belongs to the same burst.
+            // All other messages that have arrived belong to the same burst.
             let mut more = true;
             while more {
                 more = self.receive_ready();
@@ -354,7 +355,7 @@ impl Worker {
         matches!(self.clusters, ClustersFrom::ExposedClusters | ClustersFrom::Clusters)
     }
 
-    /// Decides, if that is still to be done, and watches those kinds of KKP that came since.
+    /// Decides, if that is still to be done. Watches the kinds of KKP that have come since.
     fn discovered(&mut self, found: Result<Vec<Kind>, String>) {
         let kinds = match found {
             Ok(kinds) => kinds,
@@ -384,7 +385,7 @@ impl Worker {
         if self.absences < ABSENCES {
             return;
         }
-        // What is not there cannot be served as if it were: Services of clusters wait for their kind.
+        // A missing kind cannot be served as if it were there: Services of clusters wait for their kind.
         let may_serve =
             self.reflector.has_listed(Kind::Service) && !self.reflector.has_services_of_clusters();
         if has_clusters {
@@ -432,13 +433,13 @@ impl Worker {
             info!("everything is listed");
             self.with_status(|status| status.complete = true);
         }
-        // What the operator says is believed, what an API server says of a missing kind is not.
+        // The operator's word is believed. An API server's word about a missing kind is not.
         let policies_required = self.settings.clusters != ClustersFrom::Services;
         Some(Step { changes, complete, policies_required, problems: self.problems.clone(), cluster_ips })
     }
 
-    /// What is missing though there are Services of clusters. A gateway that has just started must not
-    /// replace one that serves them.
+    /// The missing kind or objects though there are Services of clusters. A gateway that has just started
+    /// must not replace one that serves them.
     fn lacking(&mut self) -> Option<Lacking> {
         let lacks_objects = || {
             self.reflector.has_listed(Kind::ExposedCluster) && !self.reflector.has_any(Kind::ExposedCluster)

@@ -1,15 +1,15 @@
 //! Where objects come from: a directory of manifests, or a Kubernetes API.
 //!
 //! Both deliver [`step::Step`]s of changed [`object::Object`]s. [`directory`] watches a directory and
-//! [`load`] reads one once; [`kubernetes`] watches an API server and [`list`] lists it once; [`state`] is a
+//! [`load`] reads one once. [`kubernetes`] watches an API server and [`list`] lists it once. [`state`] is a
 //! file for what must outlive a restart beside a directory.
 //!
 //! Text passes through [`portico_yaml`] (trees with lines, within bounds) and `manifest` (the objects of a
-//! file) to `index` (which file holds which object, and what changed). `walk`, `watch` and `debounce` say
-//! which files to read, and when. For an API server, [`served`] is the form in which its objects are read,
-//! and `reflector` says what follows from a watch event.
+//! file). `index` then says which file holds which object, and what changed. `walk`, `watch` and `debounce`
+//! say which files to read, and when. For an API server, [`served`] is the form in which its objects are
+//! read, and `reflector` says what follows from a watch event.
 //!
-//! What the objects mean is decided elsewhere: `portico-expose` plans, `portico-routes` routes.
+//! The meaning of objects is decided elsewhere: `portico-expose` plans, `portico-routes` routes.
 
 pub mod directory;
 #[cfg(feature = "kubernetes")]

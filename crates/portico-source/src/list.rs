@@ -1,8 +1,8 @@
 //! Objects of a Kubernetes API, listed once: for verbs that only report.
 //!
-//! Reads only. Kinds of KKP and of Portico may be missing; a kind that may not be read is an error, because
-//! what follows from it would be left out of the report unseen. Everything together has one time limit, so
-//! that an API server that accepts requests and answers none is an error, too.
+//! Reads only. Kinds of KKP and of Portico may be missing. A kind that may not be read is an error: the
+//! report would lack its objects without a word. Everything together has one time limit. So an API server
+//! that accepts requests and answers none is an error, too.
 
 use std::time::Duration;
 

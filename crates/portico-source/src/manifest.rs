@@ -1,8 +1,8 @@
 //! From the text of one file to objects with their lines, and everything that is wrong with the file.
 //!
 //! A file may hold many documents, and a document may be a `List`. Each object is read for itself: a broken
-//! document does not affect another document of the same file. What cannot be read is reported with
-//! [`Missing`], which tells the caller the objects whose last good version must stay in force.
+//! document does not affect another document of the same file. An unreadable part is reported with
+//! [`Missing`]. It tells the caller the objects whose last good version must stay in force.
 //!
 //! Called by [`crate::directory`] for every file that changed, and by [`crate::load`] once.
 
@@ -21,7 +21,7 @@ use portico_yaml::{Content, Documents, Node};
 /// Most problems reported for one file. A file of another format would otherwise be reported line by line.
 const MAX_PROBLEMS_PER_FILE: usize = 100;
 
-/// What to do about an unreadable document, and what happens meanwhile.
+/// The remedy for an unreadable document, and the effect meanwhile.
 const REMEDY_BROKEN: &str = "correct it; a running gateway keeps the last good version of what it held";
 
 /// One object of a file.

@@ -122,8 +122,8 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T, InvalidObject> {
         .map_err(|invalid| InvalidObject { field: invalid.field, message: invalid.message })
 }
 
-/// Drops the annotations of a Service that nobody reads, and refuses one whose others are too long: a tenant
-/// may make Services by the thousand, each with 256 KiB of them, and all are held in memory.
+/// Drops the annotations of a Service that are not read, and refuses a Service whose others are too long. A
+/// tenant may make Services by the thousand, each with 256 KiB of them. All are held in memory.
 fn keep_what_counts(meta: &mut ObjectMeta) -> Result<(), InvalidObject> {
     // The key that asks for exposure is a setting; its value is one word, or a few.
     meta.annotations.retain(|key, value| annotations::is_known(key) || value.len() <= LONGEST_EXPOSE);

@@ -1,5 +1,5 @@
-//! Many problems in few lines: a directory with thirty thousand foreign manifests, or ten thousand objects
-//! with another schema, must not fill the log, nor a list that people read.
+//! Many problems in few lines. A directory with thirty thousand foreign manifests must not fill the log, nor
+//! a list that people read. The same holds for ten thousand objects with another schema.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,11 +1,11 @@
 //! The objects that an API server has, and what follows from the next watch event.
 //!
-//! Pure: [`crate::kubernetes`] brings the events. Unlike kube's reflector it keeps names and not objects,
-//! which tens of thousands of Services would make expensive, and it turns a relist into changes: an object
-//! that vanished while the watch was broken is deleted.
+//! Pure: [`crate::kubernetes`] brings the events. Unlike kube's reflector it keeps names and not objects:
+//! tens of thousands of Services would be expensive. It also turns a relist into changes: an object that
+//! vanished while the watch was broken is deleted.
 //!
-//! The rules: nothing is synced before every watched kind has been listed once; a kind that is watched later
-//! arrives all at once; silence and errors delete nothing.
+//! Nothing is synced before every watched kind has been listed once. A kind that is watched later arrives all
+//! at once. Silence and errors delete nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

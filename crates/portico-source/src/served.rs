@@ -1,8 +1,8 @@
 //! Objects as a Kubernetes API serves them, in the form that `kube` can list and watch.
 //!
 //! `kube` needs an object with its own `ObjectMeta`. A [`Served`] has one with name, namespace,
-//! resourceVersion and generation only, beside the compact object that the rest of Portico works with;
-//! managed fields and status are dropped before the next object of a page is read. An object that does not
+//! resourceVersion and generation only, beside the compact object that the rest of Portico works with.
+//! Managed fields and status are dropped before the next object of a page is read. An object that does not
 //! fit its kind is a value too: it must not fail the list of ten thousand others.
 
 use std::borrow::Cow;
@@ -67,8 +67,8 @@ pub struct Served<K> {
     kind: PhantomData<K>,
 }
 
-/// What is known of an object that cannot be read: enough to let it go once it is deleted, and to let nobody
-/// use its ClusterIPs.
+/// The facts about an object that cannot be read. They suffice to let it go once it is deleted, and to let
+/// nobody use its ClusterIPs.
 #[derive(Debug, Clone)]
 pub struct Unread {
     /// Why.

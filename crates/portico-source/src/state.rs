@@ -1,4 +1,5 @@
-//! What must outlive a restart beside a directory of manifests: one small JSON file in `DIR/.portico/`.
+//! The state that must outlive a restart beside a directory of manifests: one small JSON file in
+//! `DIR/.portico/`.
 //!
 //! Written to a temporary file, flushed, then renamed over the old one: a power cut leaves the old state or
 //! the new one. A directory that cannot be written to is an error for the caller to report, and no reason to

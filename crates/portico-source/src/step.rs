@@ -1,4 +1,4 @@
-//! What a source delivers, whatever it reads from: changed objects in steps, and what it could not read.
+//! The output of every source: changed objects in steps, and the problems of those that it could not read.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use serde::Serialize;
 use crate::object::Object;
 
 /// Most changes in one [`Step`]. A longer burst is cut into several steps, of which only the last is
-/// complete, so that ten thousand objects are never in memory twice: an object takes a kilobyte or more until
-/// it is applied, and the allocator hardly ever returns what the queued steps took.
+/// complete. So ten thousand objects are never in memory twice: an object takes a kilobyte or more until it
+/// is applied. The allocator hardly ever returns the memory of queued steps.
 pub const MAX_CHANGES_PER_STEP: usize = 64;
 
 /// Most characters of a path that a message shows: Linux has no longer ones (PATH_MAX).
@@ -30,8 +30,8 @@ pub struct Step {
     /// up to a complete one, unless it changed again meanwhile.
     pub changes: Vec<Change<Object>>,
     /// Whether a burst ends here, so that all objects delivered so far belong together. The first complete
-    /// step ends the initial sync: no step is complete before the source has delivered every object, because
-    /// routes from half of them would refuse clients.
+    /// step ends the initial sync. No step is complete before the source has delivered every object: routes
+    /// from half of them would refuse clients.
     pub complete: bool,
     /// Whether an object tells of each cluster what it allows: a Service in the namespace of a cluster
     /// without one admits nobody. Once true, it stays true.

@@ -1,11 +1,11 @@
 //! Which files and folders a manifest directory holds.
 //!
-//! Hidden names are ignored: `.git`, `.portico`, an editor's `.a.yaml.swp`, and the `..2026_01_02` and
-//! `..data` of a ConfigMap volume, whose files are seen once, under the names that link to them.
+//! Hidden names are ignored: `.git`, `.portico`, an editor's `.a.yaml.swp`. So are the `..2026_01_02` and
+//! `..data` of a ConfigMap volume: its files are seen once, under the names that link to them.
 //!
 //! Symbolic links to files and to folders are followed. Every folder is entered once, by device and inode,
-//! first under the name that is no link: links that fork or lead back up end there. What a link leads to is
-//! taken as a whole or, beyond [`Limits`], not at all: it may be `/`. Whatever is not read is reported.
+//! first under the name that is no link. So links that fork or lead back up end there. The target of a link
+//! is taken as a whole or, beyond [`Limits`], not at all: it may be `/`. Whatever is not read is reported.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 use crate::index::Signature;
 
-/// Longest file that is read, in bytes: room for ten thousand clusters with their Services and
-/// EndpointSlices, and a bound for a log file that is called `.json`.
+/// Longest file that is read, in bytes. It has room for ten thousand clusters with their Services and
+/// EndpointSlices, and it bounds a log file that is called `.json`.
 pub(crate) const MAX_FILE: u64 = 64 * 1024 * 1024;
 
 /// Most of anything in one tree: the manifest directory without its links, and what one link leads to.
@@ -56,7 +56,7 @@ pub(crate) struct Walk {
     pub(crate) failed: Vec<(PathBuf, io::Error)>,
     /// Links to folders that are read under another name.
     pub(crate) repeated: Vec<PathBuf>,
-    /// Whether there are links to folders, so that what is below one folder depends on what is elsewhere.
+    /// Whether there are links to folders. Then the content of one folder may depend on another.
     pub(crate) links: bool,
 }
 
@@ -119,7 +119,7 @@ impl Totals {
 struct Walker {
     limits: Limits,
     entered: HashSet<Identity>,
-    /// What was entered, in this order, so that a tree can be taken back.
+    /// The folders entered, in this order, so that a tree can be taken back.
     order: Vec<Identity>,
     /// Folders that a link leads to, and that are too much.
     refused: HashSet<Identity>,
@@ -129,7 +129,7 @@ struct Walker {
 }
 
 impl Walker {
-    /// Walks what a link leads to; if that is too much, nothing of it is found.
+    /// Walks the target of a link. If that is too much, nothing of it is found.
     fn follow(&mut self, link: Folder, enter: &mut dyn FnMut(&Path)) {
         if self.entered.contains(&link.identity) {
             return self.found.repeated.push(link.path);

@@ -1,10 +1,10 @@
 //! Events of inotify(7) about a manifest directory, in the terms of the source.
 //!
 //! Folders are watched, not files: files come and go, and most editors replace them. The folder above the
-//! manifest directory is watched too: only there it shows that the directory itself was replaced, or is a
+//! manifest directory is watched too. Only there it shows that the directory itself was replaced, or is a
 //! link that now leads elsewhere.
 //!
-//! Called by [`crate::directory`], which also compares everything now and then: inotify is silent about
+//! Called by [`crate::directory`], which also compares everything now and then. inotify is silent about
 //! network file systems, about targets of links that are elsewhere, and about folders beyond the limit of
 //! watches.
 
@@ -25,7 +25,7 @@ use crate::walk::{is_hidden, is_manifest};
 /// Room for some 200 events with names of usual length: a burst in few calls, without a large stack.
 const BUFFER: usize = 8 * 1024;
 
-/// Everything that changes what a folder holds or what its files say.
+/// Every event that changes the names in a folder or the content of its files.
 const FOLDER: WatchFlags = WatchFlags::ATTRIB
     .union(WatchFlags::CLOSE_WRITE)
     .union(WatchFlags::CREATE)

@@ -1,9 +1,10 @@
-//! What KKP's nodeport-proxy serves from the objects of a seed, and where Portico would differ.
+//! The routes of KKP's nodeport-proxy from the objects of a seed, and the differences that Portico would
+//! make.
 //!
-//! [`KkpProxy`] follows KKP's rules: only Services with a ready endpoint count, oldest first, and one host
-//! that an older Service has costs a Service all of its hosts. [`KkpProxy::differences`] compares that with
-//! the rows of the route index. An error breaks something that works now; a warning is work for the
-//! administrator, or something that will be different.
+//! [`KkpProxy`] follows KKP's rules: only Services with a ready endpoint count, oldest first. If an older
+//! Service has one of the hosts of a Service, that Service loses all of its hosts. [`KkpProxy::differences`]
+//! compares that with the rows of the route index. An error breaks something that works now. A warning is
+//! work for the administrator, or something that will be different.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -174,7 +175,7 @@ impl KkpProxy {
         found
     }
 
-    /// What is to be done for a cluster as a whole.
+    /// The work to be done for a cluster as a whole.
     fn of_cluster(&self, cluster: &Cluster) -> Vec<Problem> {
         let namespace = cluster.name().namespace();
         let object = ObjectRef::new(Kind::Cluster, &cluster.metadata);
@@ -214,7 +215,7 @@ impl KkpProxy {
         found
     }
 
-    /// What `portico front` would change at KKP's front Service.
+    /// The changes that `portico front` would make at KKP's front Service.
     fn of_front(&self, front: &Service, ranges: &[Box<str>]) -> Vec<Problem> {
         let object = ObjectRef::new(Kind::Service, &front.metadata);
         let settings = FrontSettings {

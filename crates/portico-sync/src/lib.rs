@@ -3,7 +3,7 @@
 //! [`source`] opens a directory or a Kubernetes API, with the [`pipeline`] that suits it. The pipeline asks
 //! `portico-expose` which Services and policies follow from Clusters, and `portico-routes` which routes
 //! follow from Services and EndpointSlices. [`persisted`] keeps what must outlive a restart. [`site`] reads
-//! objects once, for verbs that only report, and [`kkp_proxy`] compares them with what KKP serves.
+//! objects once, for verbs that only report. [`kkp_proxy`] compares them with KKP's routes.
 //!
 //! A gateway, `portico check` and `portico routes` use the same pipeline, so that they cannot disagree.
 //! Flags, logs of problems and the data plane are elsewhere.

@@ -1,7 +1,7 @@
-//! What a gateway on a directory remembers from one run to the next, in `DIR/.portico/remembered.json`.
+//! The memory of a gateway on a directory from one run to the next, in `DIR/.portico/remembered.json`.
 //!
 //! The gateway that holds the lock beside it writes it. A second one on the same directory would allocate
-//! other NodePorts for the same clusters: it says so in the log, and writes nothing until the first one has
+//! other NodePorts for the same clusters. It says so in the log, and writes nothing until the first one has
 //! ended.
 
 use std::fs::{File, OpenOptions};

@@ -1,8 +1,9 @@
 //! Objects read once, as a gateway would read them: for verbs that only report. Nothing is written.
 //!
-//! A directory may be what a gateway on a directory serves, for which Portico plans Services and NodePorts;
-//! or a copy of a seed (`kubectl get -o yaml`), where KKP's controllers have done so. The second is read as a
-//! gateway in that seed reads it, and compared with what KKP serves ([`crate::kkp_proxy`]).
+//! A directory is one of two. A gateway on a directory may serve it: then Portico plans Services and
+//! NodePorts for it. Or it is a copy of a seed (`kubectl get -o yaml`), where KKP's controllers have done so.
+//! The second is read as a gateway in that seed reads it, and compared with what KKP serves
+//! ([`crate::kkp_proxy`]).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -73,7 +74,8 @@ pub struct SiteSettings {
 /// Objects, and what follows from them.
 #[derive(Debug)]
 pub struct Site {
-    /// What could not be read, and the location of everything that could. Its objects are in the pipeline.
+    /// The problems of unreadable files, and the location of every object that was read. Its objects are in
+    /// the pipeline.
     pub loaded: Loaded,
     /// The number of objects.
     pub objects: usize,
@@ -89,8 +91,8 @@ pub struct Site {
     pub read_as: ReadAs,
     /// Whether KKP's controllers keep the clusters: in a seed, unless Portico's operator exposes some.
     pub is_kkp_there: bool,
-    /// Where a gateway in the seed would differ from KKP's proxy; none for a directory, and none where the
-    /// operator exposes clusters: it does so only without KKP.
+    /// Where a gateway in the seed would differ from KKP's proxy. There are none for a directory, and none
+    /// where the operator exposes clusters: it does so only without KKP.
     pub differences: Vec<Problem>,
 }
 
@@ -114,7 +116,7 @@ impl Site {
         }
     }
 
-    /// What a gateway in the seed makes of the objects there.
+    /// The site as a gateway in the seed makes it of the objects there.
     pub fn of_seed(loaded: Loaded, settings: &SiteSettings) -> Self {
         let unprojected = unprojected(&loaded.objects);
         let mut site = Self::of(loaded, ReadAs::Seed, PersistedState::default(), settings);
@@ -158,7 +160,7 @@ impl Site {
             if objects.iter().any(|object| matches!(object, Object::Seed(_) | Object::Cluster(_))) {
                 pipeline.require_policies();
             }
-            // What follows from the Clusters is what `portico front` writes into these.
+            // `portico front` writes only facts into these that follow from the Clusters.
             objects.retain(|object| !matches!(object, Object::ExposedCluster(_)));
         }
         let services = objects.iter().filter_map(|object| match object {
@@ -207,8 +209,8 @@ fn looks_like(objects: &[Object]) -> ReadAs {
     if objects.iter().any(is_made) { ReadAs::Seed } else { ReadAs::Directory }
 }
 
-/// Whether it is a Service that Portico's operator made, for a cluster or for all: where KKP is, it makes
-/// none.
+/// Whether it is a Service that Portico's operator made, for a cluster or for all. Beside KKP the operator
+/// makes none.
 fn is_of_operator(object: &Object) -> bool {
     let Object::Service(service) = object else { return false };
     let (key, value) = MANAGED_BY;

@@ -72,7 +72,7 @@ pub enum Source {
     Directory {
         /// The objects.
         source: DirectorySource,
-        /// What must be the same in the next run.
+        /// The state that must be the same in the next run.
         persisted: PersistedFile,
     },
     /// A Kubernetes API, where Services exist and the API server allocates NodePorts.

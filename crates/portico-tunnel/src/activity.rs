@@ -1,5 +1,4 @@
-//! What is known of one HTTP/2 connection beyond what h2 tells: signs of life, what is written, the bytes it
-//! holds.
+//! The facts about one HTTP/2 connection beyond those of h2: signs of life, written bytes, and held bytes.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -23,8 +22,8 @@ const ROOM: usize = 1 << 20;
 /// default.
 const CONNECTION_MEMORY: usize = 32 << 20;
 
-/// What a connection takes that has not authenticated, beyond its bytes: TLS, the state of HTTP/2 with a few
-/// requests, and their answers.
+/// The memory of a connection that has not authenticated, beyond its bytes: TLS, the state of HTTP/2 with a
+/// few requests, and their answers.
 const UNAUTHENTICATED: usize = 32 * 1024;
 
 /// A chunk while the process is short of memory.
@@ -145,8 +144,8 @@ impl Activity {
         Some(self.frame.load(Relaxed)).filter(|&frame| frame > 0)
     }
 
-    /// Counts a request of a client that has not authenticated, and the bytes that it takes, until the result
-    /// is dropped. `None` if `most` are under way.
+    /// Counts a request of a client that has not authenticated, and its bytes, until the result is dropped.
+    /// `None` if `most` are under way.
     pub(crate) fn request(self: &Arc<Self>, bytes: usize, most: u32) -> Option<Unanswered> {
         let up = |requests| (requests < most).then_some(requests + 1);
         self.requests.fetch_update(Relaxed, Relaxed, up).ok()?;

@@ -52,7 +52,7 @@ pub struct Bridge<S, M> {
     socket: Arc<S>,
     meter: M,
     activity: Arc<Activity>,
-    /// When bytes were last queued for the peer, for [`Activity::flushed_since`]; `None` if it has them all.
+    /// When bytes were last queued for the peer, for [`Activity::flushed_since`]. `None` if it has them all.
     queued: Option<u64>,
     /// Set only while the socket takes less than comes, so boxed.
     waiting: Option<Box<Waiting>>,
@@ -97,7 +97,8 @@ enum FromPeer {
     Ending,
     /// FIN sent.
     Done,
-    /// The socket is gone. What it sent before may still have to be read; what the peer sends is dropped.
+    /// The socket is gone. The bytes that it sent before may still have to be read. Those that the peer sends
+    /// are dropped.
     Lost,
 }
 
@@ -146,7 +147,8 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         }
     }
 
-    /// The peer has answered what was sent before: only what is queued from here on is waited for at the end.
+    /// The peer has answered the bytes sent before. At the end, only bytes queued from here on are waited
+    /// for.
     #[must_use]
     pub fn answered(mut self) -> Self {
         self.queued = None;
@@ -506,9 +508,9 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         let deadline = Instant::now() + LINGER;
         self.inbound = FromPeer::Lost;
         self.waiting = None;
-        // What the peer had no window for is still in the socket's receive queue.
+        // Bytes that the peer had no window for are still in the socket's receive queue.
         let all_read = poll_fn(|cx| {
-            // What comes is dropped here: h2 would hold it without counting it.
+            // Further bytes are dropped here: h2 would hold them without counting them.
             if self.poll_from_peer(cx).is_err() || self.to_peer.poll_reset(cx).is_ready() {
                 return Poll::Ready(());
             }

@@ -1,8 +1,8 @@
-//! Reads an upstream into memory that can be sent without copying it again, and that costs nothing while
+//! Reads an upstream into memory that can be sent without copying it again. The memory costs nothing while
 //! nobody reads.
 //!
-//! One buffer a thread. A large read leaves with the buffer itself; others are copied out of it: copying them
-//! costs less than another buffer of 120 KiB, and a chunk that waits for a slow client must not pin one.
+//! One buffer a thread. A large read leaves with the buffer itself. Others are copied out of it: a copy costs
+//! less than another buffer of 120 KiB. A chunk that waits for a slow client must not pin a buffer.
 
 use std::cell::RefCell;
 use std::io;

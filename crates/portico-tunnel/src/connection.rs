@@ -1,9 +1,9 @@
-//! The parts of an HTTP/2 connection that do not depend on what its streams carry: for Konnectivity, whose
-//! streams hold gRPC messages or the bytes of a connection.
+//! The parts of an HTTP/2 connection that do not depend on the content of its streams. They serve
+//! Konnectivity, whose streams hold gRPC messages or the bytes of a connection.
 //!
 //! The task of a connection owns a [`Turn`] and polls h2 through it. [`Activity`] is shared with the tasks of
-//! its streams, and [`RoomTurn`] bounds what waits for the peer. [`Bridge`] joins a stream with a socket;
-//! [`read_chunk`] reads a socket as it does.
+//! its streams, and [`RoomTurn`] bounds the bytes that wait for the peer. [`Bridge`] joins a stream with a
+//! socket; [`read_chunk`] reads a socket as it does.
 
 pub use crate::activity::{Activity, LastSeen, RoomTurn};
 pub use crate::bridge::{Bridge, LEAVING};

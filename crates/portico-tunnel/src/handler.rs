@@ -1,5 +1,5 @@
-//! What the server half asks of the gateway, an upstream for an authority or a refusal, and what it reports
-//! back.
+//! The interface of the server half to the gateway. The server asks for an upstream for an authority, or a
+//! refusal, and reports back.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub trait Handler: Send + Sync + 'static {
         request: &Request,
     ) -> impl Future<Output = Result<Upstream<Self::Meter>, Refusal>> + Send;
 
-    /// Authenticates the client exactly as [`connect`](Self::connect) does, and opens nothing: for a client
-    /// with a new token, or one that checks its credential before it needs it. By default every client is
-    /// accepted.
+    /// Authenticates the client exactly as [`connect`](Self::connect) does, and opens nothing. It is for a
+    /// client with a new token, or one that checks its credential before it needs it. By default every client
+    /// is accepted.
     fn verify(&self, _request: &Request) -> impl Future<Output = Result<(), Refusal>> + Send {
         std::future::ready(Ok(()))
     }
@@ -37,28 +37,29 @@ pub trait Handler: Send + Sync + 'static {
     /// none. The connection no longer counts as one that has not sent what it wants.
     fn established(&self, _tls: bool, _certificate: Option<&Presented>) {}
 
-    /// Whether the client has authenticated: by its certificate, by the token of a first request, or because
-    /// it is not asked to. From then on the limits are those of [`Settings`](crate::Settings); before, those
-    /// of an agent that has just connected. Asked after [`established`](Self::established), until it is true.
+    /// Whether the client has authenticated, by its certificate or by the token of a first request. Also true
+    /// if clients are not asked to. From then on the limits are those of [`Settings`](crate::Settings);
+    /// before, those of an agent that has just connected. Asked after [`established`](Self::established),
+    /// until it is true.
     fn is_authenticated(&self) -> bool {
         true
     }
 
-    /// What bounds the bytes of the cluster that this connection counts for: those that wait for the client,
-    /// and frames that it has not finished. `None` while that is not known. Asked until it is.
+    /// The budget of the cluster that this connection counts for. It bounds the bytes that wait for the
+    /// client, and its unfinished frames. `None` while that is not known. Asked until it is.
     fn memory(&self) -> Option<MemoryBudget> {
         None
     }
 
-    /// Ready when others need this connection's slot: the client gets GOAWAY, or this as its response, and
+    /// Ready when others need this connection's slot. The client gets GOAWAY, or this as its response, and
     /// the connection closes. Called once, after [`established`](Self::established). By default it is never
     /// ready.
     fn evicted(&self) -> impl Future<Output = Refusal> + Send {
         std::future::pending()
     }
 
-    /// The client of an HTTP/2 connection gets GOAWAY, and what it has asked for is dropped: it is not the
-    /// client that has given up.
+    /// The client of an HTTP/2 connection gets GOAWAY, and its requests are dropped. The client has not given
+    /// up by itself.
     fn dismissed(&self) {}
 
     /// A request is refused before [`connect`](Self::connect) was called. Returns the status of its response.

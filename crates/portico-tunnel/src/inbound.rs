@@ -1,9 +1,9 @@
-//! What a peer sends on an HTTP/2 connection, frame by frame, before h2 reads it (RFC 9113 section 4.1).
+//! The frames that a peer sends on an HTTP/2 connection, seen before h2 reads them (RFC 9113 section 4.1).
 //!
-//! h2 takes its limits once, at the handshake, for what an authenticated client needs. Here are the limits of
-//! a client that has not authenticated, those for frames that cost work and carry nothing, and what an
-//! unfinished frame makes h2 hold. h2 also ends a connection after a hundred empty DATA frames over its life,
-//! which honest peers send: they stop here.
+//! h2 takes its limits once, at the handshake, for what an authenticated client needs. This module has the
+//! limits of a client that has not authenticated, and those for frames that cost work and carry nothing. It
+//! also bounds the bytes of an unfinished frame that h2 holds. h2 also ends a connection after a hundred
+//! empty DATA frames over its life. Honest peers send those, so they stop here.
 //!
 //! [`Inbound`] sees each byte once, in the buffer that h2 reads into. It is part of `turn`, which bounds the
 //! bytes of one turn.
@@ -27,19 +27,19 @@ const PREFACE: u32 = 24;
 /// for as little as 4 KiB. Our ACK is shorter than that, so a PING or SETTINGS does not pay for itself.
 const BYTES_A_FRAME: u64 = 128;
 
-/// What a DATA frame counts for at least: gRPC measures the bandwidth with a PING beside each small message,
-/// and gives window back, or acknowledges, in the frames around it.
+/// The least that a DATA frame counts for. gRPC measures the bandwidth with a PING beside each small message.
+/// It gives window back, or acknowledges, in the frames around it.
 const SMALLEST_DATA: u64 = 4 * BYTES_A_FRAME;
 
 /// Like [`SMALLEST_DATA`], for a turn in which bytes of streams go to the peer. A peer that sends no data
 /// still sends such frames in answer.
 const SMALLEST_TURN: u64 = 4 * BYTES_A_FRAME;
 
-/// What a SETTINGS frame costs in frames: it may change the window of every stream. A peer sends one.
+/// The cost of a SETTINGS frame, in frames: it may change the window of every stream. A peer sends one.
 const SETTINGS: u32 = 32;
 
-/// What a byte of a header block counts for where a turn's bytes are counted: a turn has one of the largest,
-/// whose eight thousand changes of the table's size take milliseconds (RFC 7541 section 6.3).
+/// The weight of a byte of a header block in a turn: a turn has one of the largest blocks. Its eight thousand
+/// changes of the table's size take milliseconds (RFC 7541 section 6.3).
 const HEADER_BYTE: u32 = STREAM_WINDOW / HEADER_LIST;
 
 /// Bytes that it counts for at least: a turn has 64 requests, each with its answer.
@@ -143,7 +143,7 @@ pub struct Inbound {
     /// The frame that is being read: its size, and how much of its payload has to come.
     frame: u32,
     missing: u32,
-    /// Bytes of earlier frames of the header block that is being read, and whether that frame is its last.
+    /// Bytes of earlier frames of the header block that is being read, and whether this frame ends it.
     block: u32,
     ends_block: bool,
     /// Bytes read since this was last asked, with those of header blocks for more.
@@ -202,8 +202,8 @@ impl Inbound {
         std::mem::take(&mut self.read)
     }
 
-    /// What h2 may hold for the frame or header block that is being read: it makes room for all of a frame
-    /// once it knows its header.
+    /// Bytes that h2 may hold for the frame or header block that is being read. It makes room for all of a
+    /// frame once it knows its header.
     pub(crate) fn unfinished(&self) -> usize {
         let frame = if self.missing > 0 { self.frame } else { 0 };
         (frame + self.block) as usize

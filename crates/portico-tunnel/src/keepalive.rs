@@ -69,7 +69,8 @@ mod tests {
     use super::*;
     use crate::settings::Settings;
 
-    /// After a loss of 30 s: 0.2 s doubled until it is over, and the wait that was begun before.
+    /// When TCP tries again after a loss of 30 s. It doubles 0.2 s until the loss is over, and finishes the
+    /// wait that it has begun.
     const TCP_TRIES_AGAIN: Duration = Duration::from_millis(51_000);
 
     #[tokio::test(start_paused = true)]

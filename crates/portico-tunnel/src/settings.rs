@@ -1,6 +1,6 @@
-//! What an operator may set about the tunnel listener, and the arithmetic behind the defaults.
+//! The settings of the tunnel listener, and the arithmetic behind the defaults.
 //!
-//! A stream with a stalled upstream holds at most one stream window of bytes, which stay charged to the
+//! A stream with a stalled upstream holds at most one stream window of bytes. They stay charged to the
 //! connection window too: h2 gives both back together (RFC 9113 section 5.2). Stalled streams must not hold
 //! the others, so the connection window is what all streams may hold at once, plus one stream window:
 //!
@@ -23,7 +23,7 @@ use crate::server::tls::Tls;
 /// little.
 pub const SEND_BUFFER: usize = STREAM_WINDOW as usize;
 
-/// Largest DATA frame that is accepted, and sent to peers that accept it: with the protocol's default of 16
+/// Largest DATA frame that is accepted, and sent to peers that accept it. With the protocol's default of 16
 /// KiB a gigabyte costs a third more. Below 128 KiB, from which on the C library maps and unmaps every
 /// buffer.
 pub const FRAME_SIZE: u32 = 120 * 1024;
@@ -35,9 +35,9 @@ pub const STREAM_WINDOW: u32 = 2 * FRAME_SIZE;
 /// Largest header list of a request, as RFC 9113 section 6.5.2 counts it. A CONNECT request needs two fields.
 pub const HEADER_LIST: u32 = 16 * 1024;
 
-/// How many frames may come, in the life of a connection, for streams that we have reset and forgotten. What
-/// was under way when an upstream broke is no fault of the peer's, and h2 ends the connection after 1,024.
-/// Each may keep some hundred bytes until the peer takes its answer.
+/// How many frames may come, in the life of a connection, for streams that we have reset and forgotten.
+/// Frames under way when an upstream broke are no fault of the peer's, and h2 ends the connection after
+/// 1,024. Each may keep some hundred bytes until the peer takes its answer.
 pub const LATE_FRAMES: usize = 16 * 1024;
 
 /// Requests of a client that has not authenticated: more are refused with 429 until one of them is answered.
@@ -58,8 +58,9 @@ pub struct Settings {
     pub tls: Option<Arc<Tls>>,
     /// Whether CONNECT without TLS is served.
     pub plaintext: bool,
-    /// How long a client may take for each of: its first bytes (without TLS, all of the preface or head), the
-    /// TLS handshake, the HTTP/2 preface or HTTP/1.1 head under TLS.
+    /// How long a client may take for each of three steps. They are its first bytes, the TLS handshake, and
+    /// the HTTP/2 preface or HTTP/1.1 head under TLS. Without TLS the first bytes are all of the preface or
+    /// head.
     pub hello_timeout: Duration,
     /// HTTP/2: how long a peer may be silent before it gets a PING.
     pub ping_interval: Duration,
@@ -67,7 +68,7 @@ pub struct Settings {
     /// 0.2 s: after a network was gone for half a minute, nothing comes before 51 s.
     pub ping_timeout: Duration,
     /// HTTP/2: streams open at once on one connection. A node agent carries all pods of a node on a few
-    /// connections: 1,000 are enough for every pod of the largest nodes (250) with several watches each.
+    /// connections. 1,000 are enough for every pod of the largest nodes (250) with several watches each.
     pub max_streams: u32,
     /// HTTP/2: bytes a client may send on one stream before its upstream takes them. 240 KiB carries 20
     /// Mbit/s at 100 ms.
@@ -105,7 +106,7 @@ impl Settings {
     }
 }
 
-/// What all streams of a connection may hold at once, plus one stream window.
+/// The bytes that all streams of a connection may hold at once, plus one stream window.
 pub fn connection_window(max_streams: u32, stream_window: u32) -> u32 {
     max_streams.saturating_add(1).saturating_mul(stream_window).min(WINDOW_MAX)
 }

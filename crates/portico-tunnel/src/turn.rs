@@ -37,8 +37,8 @@ const BATCH: usize = 16 * 1024;
 /// Writes up to this are copied into the batch; a larger one costs less as a slice of its own.
 const COPIED: usize = 8 * 1024;
 
-/// How often a flush of small messages waits for the tasks that are ready, as long as each time brings more:
-/// a few microseconds, in which the answers to the first messages of a batch come back.
+/// How often a flush of small messages waits for the tasks that are ready, as long as each time brings more.
+/// A wait takes a few microseconds. In them the answers to the first messages of a batch come back.
 const MOST_WAITS: u8 = 2;
 
 /// Slices of one write: the batch, then a frame's header and its payload.
@@ -90,7 +90,7 @@ struct Inner<S> {
     has_turn: bool,
     /// Written by h2, and not yet to the stream.
     batch: BytesMut,
-    /// What was written to the stream since it was last flushed to the end, up to what TLS holds.
+    /// Bytes written to the stream since it was last flushed to the end, up to the buffer of TLS.
     unflushed: usize,
     /// Why the last flush failed: for h2, which did not see it.
     failed: Option<io::Error>,
@@ -271,7 +271,7 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
     /// Writes the batch, and what the stream itself holds (TLS records).
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let batch = self.poll_write_batch(cx)?;
-        // Also if the batch has to wait: a socket without TLS holds nothing, and says so.
+        // Also if the batch has to wait. A socket without TLS holds nothing, and says so.
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
         self.unflushed = 0;
         batch.map(Ok)
@@ -364,7 +364,7 @@ mod tests {
     struct Writes {
         all: Vec<Vec<u8>>,
         is_broken: bool,
-        /// What is written stays in the stream, as records of TLS do whose socket is full.
+        /// Written bytes stay in the stream, as records of TLS do whose socket is full.
         is_full: bool,
         /// A frame that is read again and again, without end. Without one there is nothing to read.
         endless: &'static [u8],

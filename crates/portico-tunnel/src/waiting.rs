@@ -14,8 +14,8 @@ use portico_net::{MemoryBudget, Socket};
 use crate::activity::Activity;
 use crate::settings::FRAME_SIZE;
 
-/// Frames below this are copied together. A larger frame is kept as it is, with the buffer it was read into,
-/// which is at most twice its size: what is held is what is counted, up to a factor of two.
+/// Frames below this are copied together. A larger frame is kept as it is, with the buffer it was read into.
+/// That buffer is at most twice its size, so the bytes held are the bytes counted, up to a factor of two.
 const SMALL: usize = FRAME_SIZE as usize / 2;
 
 /// Slices of one write: more than the frames of a whole stream window.
@@ -29,7 +29,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Nothing waits. What will counts in the budgets of the connection, and in that of a cluster.
+    /// Nothing waits. Bytes that will wait count in the budgets of the connection, and in that of a cluster.
     pub fn new(activity: &Activity, cluster: Option<&MemoryBudget>) -> Self {
         Self { queue: Queue::default(), reservation: activity.reservation(cluster) }
     }

@@ -6,9 +6,9 @@
 //!
 //! Header blocks are compressed with a table that both ends keep (HPACK, RFC 7541), and yet nothing needs to
 //! be decompressed here. A library writes the name `:authority` as entry 1 of the static table, followed by
-//! the value. The new value is one character, and never longer than the one it replaces: h2's table then
-//! holds at least the entries that the client's holds, at the same places. Everything else passes as it is.
-//! What does not is left for h2 to judge.
+//! the value. The new value is one character, and never longer than the one it replaces. So h2's table holds
+//! at least the entries that the client's holds, at the same places. Everything else passes as it is.
+//! Requests of another form are left for h2 to judge.
 
 use std::mem;
 use std::ops::Range;
@@ -65,7 +65,7 @@ impl Rewriter {
         passing
     }
 
-    /// Nothing more will come: what is held passes, for h2 to say that it ends within a frame.
+    /// Nothing more will come. The held bytes pass, and h2 then says that they end within a frame.
     pub fn end(&mut self) {
         self.ready.unsplit(mem::take(&mut self.held));
     }
@@ -75,7 +75,7 @@ impl Rewriter {
         !self.held.is_empty()
     }
 
-    /// What is for the reader before all that is read later.
+    /// The bytes for the reader before all that are read later.
     pub fn ready(&mut self) -> &mut BytesMut {
         &mut self.ready
     }

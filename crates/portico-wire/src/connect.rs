@@ -1,26 +1,26 @@
 //! The first bytes on the tunnel port: TLS, HTTP/2 or HTTP/1.1, and the head of an HTTP/1.1 CONNECT request.
 //!
-//! For the gateway's tunnel listener. One port serves all three, so [`sniff`] tells them apart, and [`parse`]
+//! For the gateway's tunnel listener. One port serves all three, and [`sniff`] tells them apart. [`parse`]
 //! reads the head of an HTTP/1.1 request (RFC 9112; CONNECT in RFC 9110 section 9.3.6). HTTP/2 is read by
 //! `portico-tunnel`.
 //!
-//! `httparse` reads the lines; what it forgives is refused here, because a forgiving reader in front of a
-//! tunnel is how one request becomes two: line ends without CR, empty lines before the request, headers that
-//! announce a body, and the headers that decide about access sent twice.
+//! `httparse` reads the lines. It is forgiving, and a forgiving reader in front of a tunnel makes two
+//! requests of one. So these are refused here: line ends without CR, empty lines before the request, headers
+//! that announce a body, and headers that decide about access sent twice.
 
 use httparse::{EMPTY_HEADER, Header, Request, Status};
 
 use crate::{Malformed, Parse};
 
-/// Most bytes of a request head that are read: 16 KiB. The one large header is a bearer token, and the
-/// largest in use (group memberships in OpenID Connect) stay below 8 KiB, where most HTTP servers stop.
+/// Most bytes of a request head that are read: 16 KiB. The one large header is a bearer token. The largest in
+/// use (group memberships in OpenID Connect) stay below 8 KiB, where most HTTP servers stop.
 pub const MAX_HEAD: usize = 16 * 1024;
 
 /// Most headers in a request head. CONNECT clients send two to six; 64 leaves room for any chain of proxies
 /// and bounds the work for each read.
 pub const MAX_HEADERS: usize = 64;
 
-/// What every HTTP/2 connection with prior knowledge begins with (RFC 9113, section 3.4).
+/// The first bytes of every HTTP/2 connection with prior knowledge (RFC 9113, section 3.4).
 pub const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The content type of the TLS record that carries a ClientHello.

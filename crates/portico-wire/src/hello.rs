@@ -1,7 +1,7 @@
 //! The ClientHello: which name a TLS client asks for, read without taking part in the handshake.
 //!
 //! For the gateway's SNI listener, which passes the bytes on untouched. Follows RFC 8446 sections 4.1.2
-//! (message) and 5.1 (records), RFC 6066 section 3 (server name) and RFC 7301 (ALPN); hellos of TLS 1.0 to
+//! (message) and 5.1 (records), RFC 6066 section 3 (server name) and RFC 7301 (ALPN). Hellos of TLS 1.0 to
 //! 1.2 have the same shape. With Encrypted ClientHello the name is the outer one: the only one anybody but
 //! the addressee can see.
 //!
@@ -9,9 +9,9 @@
 //! message is only read once it is whole, so a length inside it that overruns it is malformed, never a reason
 //! to wait.
 //!
-//! Strict where two readers could disagree about the route (two names, a name with control characters,
-//! trailing bytes), lenient where it is the control plane's business (cipher suites, unknown extensions,
-//! GREASE).
+//! It is strict where two readers could disagree about the route (two names, a name with control characters,
+//! trailing bytes). It is lenient where it is the control plane's business (cipher suites, unknown
+//! extensions, GREASE).
 
 use std::borrow::Cow;
 
@@ -19,8 +19,8 @@ use crate::reader::Reader;
 use crate::{Malformed, Parse};
 
 /// Most bytes of a ClientHello, record headers included, that are read before giving up: 16 KiB, as in Envoy.
-/// A hello with a post-quantum key share is 1.5 to 2 KiB, one with a large session ticket or several such key
-/// shares a few KiB more. Every waiting client may hold this much.
+/// A hello with a post-quantum key share is 1.5 to 2 KiB. One with a large session ticket or several such key
+/// shares has a few KiB more. Every waiting client may hold this much.
 pub const MAX_HELLO: usize = 16 * 1024;
 
 /// Bytes of a record header: content type, version, length.
@@ -40,8 +40,8 @@ const EXTENSION_SUPPORTED_VERSIONS: u16 = 43;
 const NAME_TYPE_HOST_NAME: u8 = 0;
 const TLS_1_3: [u8; 2] = [3, 4];
 
-/// What the gateway needs to know of a ClientHello. Borrows from the bytes unless the message was spread over
-/// several records.
+/// The fields of a ClientHello that the gateway needs. Borrows from the bytes unless the message was spread
+/// over several records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello<'a> {
     /// The name asked for, as sent: printable ASCII without spaces, in any case, perhaps with a trailing
@@ -74,8 +74,8 @@ impl Alpn<'_> {
 
 /// Reads the ClientHello at the start of `bytes`, which are all bytes received so far.
 ///
-/// Each call starts anew. A caller that reads often should hold a [`Progress`] instead, so that a client that
-/// sends its hello byte by byte in tiny records cannot make the work grow with the square of its size.
+/// Each call starts anew. A caller that reads often should hold a [`Progress`] instead. Otherwise a client
+/// that sends its hello byte by byte in tiny records makes the work grow with the square of its size.
 pub fn parse(bytes: &[u8]) -> Parse<ClientHello<'_>> {
     Progress::default().parse(bytes)
 }

@@ -1,18 +1,18 @@
 //! Parsers over bytes: the first bytes of a connection, classified and parsed.
 //!
-//! What lives here: [`hello`] reads the ClientHello that names a user cluster by SNI, [`alert`] writes the
-//! TLS alert for a client that gets no route, [`proxy`] reads and writes the PROXY protocol that carries the
-//! client's address across hops, and [`connect`] tells the protocols on the tunnel port apart and reads an
-//! HTTP/1.1 request head. A connection meets them in this order: `proxy`, then `connect::sniff` or `hello`,
-//! then `alert` if it is refused. [`konnectivity`] is what an API server and its Konnectivity peers speak;
-//! [`authority`] mends what an API server sends that HTTP libraries refuse.
+//! [`hello`] reads the ClientHello that names a user cluster by SNI. [`alert`] writes the TLS alert for a
+//! client that gets no route. [`proxy`] reads and writes the PROXY protocol that carries the client's address
+//! across hops. [`connect`] tells the protocols on the tunnel port apart and reads an HTTP/1.1 request head.
+//! A connection meets them in this order: `proxy`, then `connect::sniff` or `hello`, then `alert` if it is
+//! refused. [`konnectivity`] is the protocol of an API server and its Konnectivity peers. [`authority`] mends
+//! requests of an API server that HTTP libraries refuse.
 //!
 //! Every parser is a function over the bytes received so far and returns one of three answers, [`Parse`]. The
-//! caller owns the socket and the buffer; each module says as a constant how many bytes it may ever ask for,
+//! caller owns the socket and the buffer. Each module says as a constant how many bytes it may ever ask for,
 //! and returns [`Parse::Malformed`] rather than ask for more.
 //!
-//! What lives elsewhere: sockets, timeouts and buffers (`portico-gateway`), HTTP/2 (`portico-tunnel`), and
-//! what a server name means (`portico-routes`): names come out of here exactly as they were sent.
+//! Elsewhere are sockets, timeouts and buffers (`portico-gateway`), and HTTP/2 (`portico-tunnel`). Names come
+//! out of here exactly as they were sent; `portico-routes` knows their meaning.
 
 pub mod alert;
 pub mod authority;

@@ -1,12 +1,12 @@
 //! The PROXY protocol, versions 1 and 2: the client's address, carried over hops that would hide it.
 //!
 //! For the gateway's listeners (read, from trusted addresses only) and its upstream side (written on
-//! request). Follows HAProxy's `proxy-protocol.txt`. Anything that does not name a client of TCP over IP,
-//! such as the health checks of a load balancer, is [`Header::Local`]: the connection then speaks for its own
+//! request). Follows HAProxy's `proxy-protocol.txt`. A header that does not name a client of TCP over IP is
+//! [`Header::Local`], such as that of a load balancer's health check. The connection then speaks for its own
 //! peer, as the text demands.
 //!
-//! Strict: a header that is not exactly right is malformed, because the sender is a machine we trust, and
-//! a guess here would be a guess about which client may pass an allow list.
+//! A header that is not exactly right is malformed. The sender is a machine we trust, and a guess here would
+//! be a guess about which client may pass an allow list.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -17,8 +17,8 @@ use crate::{Malformed, Parse};
 /// Most bytes of a version 1 header, with its CRLF: two IPv6 addresses and two ports in text.
 pub const MAX_V1: usize = 107;
 
-/// Most bytes of a version 2 header that are read. The text lets senders go up to 64 KiB but asks them
-/// to stay within one segment (536 bytes); 4 KiB admits the client certificates some put into TLVs.
+/// Most bytes of a version 2 header that are read. The text lets senders go up to 64 KiB but asks them to
+/// stay within one segment (536 bytes). 4 KiB admits the client certificates some put into TLVs.
 pub const MAX_V2: usize = 4096;
 
 const SIGNATURE_V1: &[u8; 6] = b"PROXY ";
@@ -272,8 +272,8 @@ fn canonical(ip: IpAddr, port: u16) -> SocketAddr {
 /// Writes a version 2 header for a TCP connection from `source` to `destination`.
 ///
 /// The header has one family for both addresses: if they differ, IPv4 is written as IPv4-mapped IPv6. A TLV
-/// that is longer than allowed (255 bytes for the authority and the protocol, 128 for the unique id) is left
-/// out, so the header never exceeds 699 bytes.
+/// that is longer than allowed is left out, so the header never exceeds 699 bytes. Allowed are 255 bytes for
+/// the authority and the protocol, and 128 for the unique id.
 pub fn encode_v2(source: SocketAddr, destination: SocketAddr, tlvs: Tlvs<'_>) -> Vec<u8> {
     let (source_ip, destination_ip) = (source.ip().to_canonical(), destination.ip().to_canonical());
     let mut header = Vec::with_capacity(128);

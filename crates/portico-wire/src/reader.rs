@@ -1,8 +1,8 @@
 //! A cursor over a message that is known to be whole, for `hello` and `proxy`.
 //!
-//! Because the message is whole, a length inside it that points past its end is a lie and not a reason to
-//! wait: every step returns `None` then, and the caller says what was wrong. (A parser that treats such a
-//! length as "not all here yet" waits for ever on a hello that a byte of damage made unreadable.)
+//! The message is whole, so a length inside it that points past its end is malformed, and no reason to wait.
+//! Every step returns `None` then, and the caller says what was wrong. (A parser that treats such a length as
+//! "not all here yet" waits for ever on a hello that a byte of damage made unreadable.)
 
 /// The bytes not yet taken.
 #[derive(Clone, Copy)]

@@ -1,10 +1,10 @@
-//! What the C library's allocator keeps, and what it gives back.
+//! The memory that the C library's allocator keeps, and the memory that it gives back.
 //!
 //! Bulk transfers take and free buffers of 120 KiB all the time. By default every free of them at the end of
-//! the heap returns the pages to the system, and the next allocation takes a page fault for each: a quarter
-//! of what a gigabyte through a tunnel costs. So some are kept; and when the start is done, everything is
-//! returned, for the start needs more than what follows. What a burst leaves, such as a thousand connections
-//! or a hundred receivers that did not read, is returned some seconds after it.
+//! the heap returns the pages to the system. The next allocation takes a page fault for each page. That is a
+//! quarter of the cost of a gigabyte through a tunnel. So some are kept. When the start is done, all are
+//! returned: the start needs more than what follows. The memory that a burst leaves is returned some seconds
+//! after it. A burst is a thousand connections, or a hundred receivers that did not read.
 #![allow(unsafe_code)]
 
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ const UNMERGED: c_int = 0;
 /// Between two looks at what is free.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// What became free, and is at two looks in a row, is not needed soon.
+/// Memory that became free, and is free at two looks in a row, is not needed soon.
 const SURPLUS: usize = 8 * 1024 * 1024;
 
 /// Keeps buffers from being given back and fetched again, and small blocks from waiting to be merged. To be

@@ -1,5 +1,5 @@
-//! The values that flags take, where a number or a path is not enough: addresses that may be `off`, durations
-//! as people write them, sizes, PROXY protocol by listener.
+//! The values of flags for which a number or a path is not enough: addresses that may be `off`, durations as
+//! people write them, sizes, PROXY protocol by listener.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -180,8 +180,8 @@ impl fmt::Display for ListenerKind {
     }
 }
 
-/// The kubeconfig to use for a person, as kubectl chooses it: the one that was named, the first of
-/// `$KUBECONFIG` that exists, the service account of the pod (`None`), or that of the home folder.
+/// The kubeconfig to use for a person, as kubectl chooses it. It is the named one, the first of `$KUBECONFIG`
+/// that exists, the service account of the pod (`None`), or that of the home folder.
 pub(crate) fn kubeconfig(named: Option<&Path>) -> Option<PathBuf> {
     let listed = env::var_os("KUBECONFIG").unwrap_or_default();
     let home = || env::home_dir().map(|home| home.join(".kube/config")).filter(|path| path.exists());

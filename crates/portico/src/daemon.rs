@@ -1,8 +1,9 @@
-//! The one way to run a verb: its runtime, and of one that stays its signals, its admin listener, its end.
+//! The one way to run a verb: its runtime. A verb that stays also gets its signals, its admin listener and
+//! its end here.
 //!
-//! A verb calls [`run`] with a future. That of a verb that stays owns a [`Daemon`] and an [`Admin`]: it
-//! starts what the verb serves, waits for [`Daemon::asked_to_stop`], and drains. Threads that move bytes
-//! belong to the data planes; everything else runs on the one thread that called [`run`].
+//! A verb calls [`run`] with a future. The future of a verb that stays owns a [`Daemon`] and an [`Admin`]. It
+//! starts the services of the verb, waits for [`Daemon::asked_to_stop`], and drains. Threads that move bytes
+//! belong to the data planes. Everything else runs on the one thread that called [`run`].
 
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;

@@ -42,7 +42,7 @@ impl Finding {
         }
     }
 
-    /// A finding about an object; `place` is where it stands, if it stands in a file that is known.
+    /// A finding about an object. `place` is its place in a file, if that is known.
     pub(crate) fn of_object(problem: &Problem, place: Option<Location>) -> Self {
         Self {
             file: place.as_ref().map(|place| place.file.display().to_string()),

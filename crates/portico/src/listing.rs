@@ -1,5 +1,5 @@
-//! The listing of clusters and routes, one for `portico routes` and `/routes`: what would be exposed, where,
-//! by which object, to which endpoints, and what stands in the way.
+//! The listing of clusters and routes, one for `portico routes` and `/routes`. It says what would be exposed
+//! and where, by which object and to which endpoints. It also has the obstacles.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ const SHARE_HEADER: [&str; 7] =
 pub(crate) struct Listing {
     /// By name. A user cluster without a `Cluster` object is known by its routes only.
     clusters: Vec<ClusterRow>,
-    /// What those that have connections take of a running gateway, by name.
+    /// The use of a running gateway by each cluster with connections, by name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shares: Vec<Share>,
     /// By Service, then in the order of its ports.
@@ -71,7 +71,7 @@ struct Failing {
     skipped_ms: u64,
 }
 
-/// What a cluster takes of a running gateway, and the most that it may take now.
+/// The use of a running gateway by a cluster, and the most that it may take now.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Share {
@@ -131,8 +131,8 @@ impl Listing {
         self
     }
 
-    /// Adds what only a running gateway knows: listeners that cannot be opened, endpoints that fail, and what
-    /// clusters take of it.
+    /// Adds the facts of a running gateway: listeners that cannot be opened, endpoints that fail, and the
+    /// clusters' shares of it.
     pub(crate) fn observe(&mut self, gateway: &Gateway) {
         self.shares =
             gateway.shared().route_store.clusters().iter().filter_map(|cluster| Share::of(cluster)).collect();
@@ -159,7 +159,7 @@ impl Listing {
         }
     }
 
-    /// What belongs to the tenant that reads as `name`.
+    /// The rows of the tenant that reads as `name`.
     pub(crate) fn only(&self, name: &str) -> Self {
         fn of<T: Clone>(rows: &[T], is_of: impl Fn(&T) -> bool) -> Vec<T> {
             rows.iter().filter(|row| is_of(row)).cloned().collect()

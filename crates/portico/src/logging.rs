@@ -22,10 +22,10 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is logged where `RUST_LOG` is not set: what an operator must know, and the complaints of libraries.
-/// Three libraries log nothing. The Kubernetes client says that a request failed without saying which; the
-/// code that made the request reports each failure once, with the object and what to do. h2 and rustls
-/// complain of what a peer has sent, which it may send as often as it likes.
+/// The filter where `RUST_LOG` is not set. It passes the events that an operator must know, and the
+/// complaints of libraries. Three libraries log nothing. The Kubernetes client says that a request failed
+/// without saying which. The code that made the request reports each failure once, with the object and the
+/// remedy. h2 and rustls complain of bytes that a peer has sent. A peer may send them as often as it likes.
 const DEFAULT_FILTER: &str =
     "info,kube_client=off,kube_runtime=off,tower=warn,hyper=warn,hyper_util=warn,h2=off,rustls=off";
 
@@ -81,7 +81,7 @@ fn report(trouble: Trouble) {
     }
 }
 
-/// What the log writes to, each time a line.
+/// The output of the log, a line at a time.
 pub(crate) struct Lines;
 
 impl Write for Lines {

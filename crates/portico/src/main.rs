@@ -1,11 +1,12 @@
 //! The front door of hosted Kubernetes control planes: the command line.
 //!
 //! [`cli`] says what can be asked for, [`verb`] does it, one file a verb. `check` and `routes` look at a
-//! directory once ([`offline`]); `ports`, `firewall` and `capacity` ask the port model ([`requirements`]). A
-//! verb that waits for something is run by [`daemon`]: runtime, and if it stays signals, admin listener and
-//! drain.
+//! directory once ([`offline`]); `ports`, `firewall` and `capacity` ask the port model ([`requirements`]).
+//! [`daemon`] runs a verb that waits for something. It has the runtime, and for a verb that stays the
+//! signals, admin listener and drain.
 //!
-//! What objects mean and how bytes move is decided in the library crates; here is only what a user touches.
+//! The library crates decide on the meaning of objects and the way of bytes. Here is only the part that a
+//! user touches.
 
 mod allocator;
 mod args;

@@ -66,8 +66,8 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// What a terminal only shows: lines and tabs stay, other control characters are seen and not obeyed. The
-/// author of an object would else write to the screen of its reader.
+/// The text that a terminal only shows. Lines and tabs stay, other control characters are seen and not
+/// obeyed. The author of an object would else write to the screen of its reader.
 fn plain(text: &str) -> Cow<'_, str> {
     let is_obeyed = |letter: char| text::is_obeyed(letter) && !matches!(letter, '\n' | '\t');
     if text.contains(is_obeyed) { text.replace(is_obeyed, "\u{fffd}").into() } else { text.into() }

@@ -1,4 +1,4 @@
-//! What `portico` can be asked to do: one file a verb.
+//! The verbs of `portico`, one file each.
 
 pub(crate) mod agent;
 pub(crate) mod capacity;

@@ -1,7 +1,7 @@
 //! An address that this node holds, from taking it to releasing it.
 //!
-//! [`AssignedAddress::take`] makes it. From then on a task of its own puts back what is removed, as soon as
-//! the kernel reports the removal, with a back-off ([`RepairBackoff`]) between repairs.
+//! [`AssignedAddress::take`] makes it. From then on a task of its own puts back a removed address, as soon as
+//! the kernel reports the removal. Between repairs it backs off ([`RepairBackoff`]).
 //! [`AssignedAddress::release`] and [`AssignedAddress::leave`] end it. A repair that has begun is finished
 //! before that, so that nothing stays half made.
 
@@ -98,7 +98,7 @@ pub struct AssignedAddress {
 }
 
 impl AssignedAddress {
-    /// Checks as [`check`] does, then makes interface and address. What an agent left that crashed, or what a
+    /// Checks as [`check`] does, then makes interface and address. An address that a crashed agent left, or a
     /// running one has made, is adopted. Runs on a tokio runtime, and must not be dropped before it returns.
     pub async fn take(settings: Settings) -> Result<AssignedAddress, AddressError> {
         let report = check(&settings).await?;
@@ -144,7 +144,8 @@ impl AssignedAddress {
         self.end(async |host, settings| interface::remove(host, settings).await).await;
     }
 
-    /// Undoes what [`take`](Self::take) has done. What another agent has made, and may still use, stays.
+    /// Undoes what [`take`](Self::take) has done. An address that another agent has made, and may still use,
+    /// stays.
     pub async fn give_up(self) {
         let Placement { adopted, added, index, .. } = *self.status.placement();
         match (adopted, added) {

@@ -26,7 +26,7 @@ pub async fn check(settings: &Settings) -> Result<Report, AddressError> {
     Ok(view.map_err(looking)?.report(settings))
 }
 
-/// What of the host's network has to do with an address.
+/// The parts of the host's network that concern an address.
 #[derive(Debug, Default)]
 struct HostSnapshot {
     /// All interfaces.

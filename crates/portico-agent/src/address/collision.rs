@@ -1,4 +1,4 @@
-//! What stands against holding the address here: each finding with its evidence and with what to do about it.
+//! The reasons against holding the address here: each finding with its evidence and its remedy.
 
 use std::fmt::{self, Display, Formatter};
 use std::net::IpAddr;

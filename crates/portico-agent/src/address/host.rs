@@ -1,7 +1,7 @@
 //! The network of this host: interfaces, addresses and routes, read and changed by rtnetlink(7).
 //!
-//! Plain values in the kernel's own terms, and the few requests the agent makes. What they mean for the
-//! address is decided in `check` and `interface`.
+//! Plain values in the kernel's own terms, and the few requests the agent makes. `check` and `interface`
+//! decide on their meaning for the address.
 
 use std::fmt::{self, Display, Formatter};
 use std::io;
@@ -116,7 +116,7 @@ pub(super) struct Route {
     pub(super) kind: RouteType,
     pub(super) to: IpNet,
     pub(super) table: u32,
-    /// What made it: the kernel itself for the network of an interface.
+    /// Its maker: the kernel itself for the network of an interface.
     pub(super) origin: RouteProtocol,
     /// The interface it leads through (the first, if several).
     pub(super) through: Option<u32>,
@@ -362,8 +362,8 @@ pub(super) enum Change {
 
 /// Notifications about interfaces and addresses of this host.
 ///
-/// The socket is read while [`next`](Self::next) is polled, and not otherwise: its buffer bounds what waits,
-/// and the kernel says when it had to drop something.
+/// The socket is read only while [`next`](Self::next) is polled. So its buffer bounds the waiting
+/// notifications, and the kernel says when it had to drop something.
 pub(super) struct Changes {
     connection: Connection<RouteNetlinkMessage>,
     messages: Messages,

@@ -1,4 +1,4 @@
-//! Dialling over real sockets: DNS, proxies (a scripted one, and squid), TLS.
+//! Dialling over real sockets: DNS, squid, TLS. The tests with a scripted proxy are in the crate.
 
 mod client_tls;
 mod dial;

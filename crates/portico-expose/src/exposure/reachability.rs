@@ -17,7 +17,7 @@ pub struct Reachability {
     pub exposed: bool,
     /// One word, in CamelCase.
     pub reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
+    /// A sentence with the finding and the remedy.
     pub message: String,
 }
 

@@ -1,8 +1,8 @@
-//! Since when the door that is to close is out of use, by what gateways say of it.
+//! Since when the door that is to close is out of use, as gateways report.
 //!
-//! Each gateway loses its count when it restarts, so two looks are compared. The idle time starts again at
-//! the first look, after a pause above `PAUSE`, while a connection is open, and when a count differs or a
-//! gateway comes, goes or restarts. No gateway change is missed in between: each triggers a look.
+//! Each gateway loses its count when it restarts, so two looks are compared. Each of these starts the idle
+//! time again: the first look, a pause above `PAUSE`, an open connection, a count that differs, a gateway
+//! that comes, goes or restarts. No gateway change is missed in between: each triggers a look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ pub struct Counted {
     pub clients: Vec<(IpAddr, Duration)>,
 }
 
-/// What is remembered of one door from look to look.
+/// The memory of one door from look to look.
 #[derive(Debug, Clone)]
 pub struct LastUse {
     /// The record under which it is looked at.

@@ -1,4 +1,4 @@
-//! The whole table of transitions, what holds each of them up, and what holds on every way through it.
+//! The whole table of transitions, the obstacles to each, and the invariants on every way through it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::testing::read;
 
 type Settings = Result<MigrationSettings, BadMigrationSettings>;
 
-/// What leads out of each state, beside the second door's quiet.
+/// The ways out of each state, beside the second door's quiet.
 const NEEDED: [(Option<MigrationState>, &[Proof]); 6] = [
     (None, &[Proof::Permission]),
     (Some(Opening), &[Proof::Address, Proof::Routes, Proof::Certificate]),
@@ -466,7 +466,7 @@ fn has_moved(now: Now, facts: &Facts) -> bool {
     facts.of == now && matches!(facts.proofs.get(&Proof::SameAddress), Some(Fact::NotSo(_)))
 }
 
-/// What must be so for a step from `before` to `after`, whatever the code is like.
+/// The conditions for a step from `before` to `after`, whatever the code is like.
 fn is_allowed(
     before: Now,
     after: Now,

@@ -1,8 +1,8 @@
 //! Which of many clusters begins to migrate next: pure.
 //!
-//! There are slots for so many clusters at a time. One that migrates, begun by this run or before it, has a
-//! slot until it is through, so that a run that was killed goes on where it ended. What goes wrong must not
-//! spread: after a cluster that could not be begun, or was taken back by somebody, no other one begins.
+//! There are slots for so many clusters at a time. A cluster that migrates has a slot until it is through,
+//! whether this run began it or one before. So a run that was killed goes on where it ended. A failure must
+//! not spread: after a cluster that could not be begun, or was taken back by somebody, no other one begins.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ impl Waves {
         self.tried.insert(name.to_owned(), tried);
     }
 
-    /// What became of a cluster, if its turn has come.
+    /// The fate of a cluster, if its turn has come.
     pub fn tried(&self, name: &str) -> Option<&Tried> {
         self.tried.get(name)
     }
@@ -90,7 +90,7 @@ impl Waves {
         self.is_stopped
     }
 
-    /// The cluster whose turn it is: the first by name that has had none, while a slot is free.
+    /// The next cluster: the first by name that has had no turn. `None` while no slot is free.
     pub fn next<'a>(&self, seen: &'a AllProgress) -> Option<&'a str> {
         if self.is_stopped || self.slots_taken(seen) >= self.most {
             return None;
@@ -106,8 +106,8 @@ impl Waves {
         elsewhere + seen.iter().filter(|(name, progress)| self.is_on_its_way(name, **progress)).count()
     }
 
-    /// Whether it migrates to what is asked for; what was ordered a moment ago does not show in a look of
-    /// before.
+    /// Whether it migrates to the strategy that is asked for. An order of a moment ago does not show in an
+    /// earlier look.
     fn is_on_its_way(&self, name: &str, progress: Progress) -> bool {
         match progress {
             Progress::UnderWay => true,

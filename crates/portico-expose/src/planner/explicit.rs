@@ -74,8 +74,8 @@ impl ExplicitServices {
         self.node_port(&ObjectKey::new(namespace, name), port_name) == Some(port)
     }
 
-    /// Adds or replaces a Service, and returns it as it is to be served: with its missing NodePorts
-    /// allocated, and without those that belong to others.
+    /// Adds or replaces a Service, and returns it as it is to be served. Its missing NodePorts are then
+    /// allocated, and those of others are left out.
     pub(super) fn set(
         &mut self,
         written: Service,

@@ -120,7 +120,7 @@ pub(super) trait LevelObject: Sized {
 
     fn validate(&self) -> Verdict;
 
-    /// What is wrong with this object because of the older ones, and whether it is active nevertheless.
+    /// The problems of this object that the older ones cause, and whether it is active nevertheless.
     fn beside(&self, older_ones: &[Active<Self>]) -> (Vec<Problem>, bool);
 }
 

@@ -1,4 +1,4 @@
-//! What the planner is for, and what it needs to know besides the objects.
+//! The purpose of the planner, and its settings.
 
 use std::net::IpAddr;
 
@@ -8,15 +8,15 @@ use crate::services::APISERVER_PORT;
 /// What the planner is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Objects come from a directory: the planner plans Services, allocates NodePorts, lets the gateway serve
-    /// as every load balancer, and refuses a change of strategy without the label.
+    /// Objects come from a directory. The planner plans Services and allocates NodePorts. It lets the gateway
+    /// serve as every load balancer, and refuses a change of strategy without the label.
     Plan,
     /// KKP is at work: Services exist, and its webhook checks changes of strategy. Only policies and problems
     /// come out; Services pass through as they are.
     Observe,
 }
 
-/// What the planner needs to know besides the objects.
+/// The settings of the planner, beside the objects.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// What it is for.
@@ -37,7 +37,7 @@ impl Settings {
         Self { mode, node_ips: Vec::new(), reserved_ports: Vec::new(), seed: None, sni_port: APISERVER_PORT }
     }
 
-    /// What serves as the load balancer of a cluster.
+    /// The load balancer of a cluster.
     pub(super) fn load_balancers(&self) -> LoadBalancers {
         match self.mode {
             Mode::Plan => LoadBalancers::Gateway,

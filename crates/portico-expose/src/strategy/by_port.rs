@@ -1,4 +1,4 @@
-//! What `NodePort` and `LoadBalancer` have in common: each Service has a NodePort number.
+//! The common part of `NodePort` and `LoadBalancer`: each Service has a NodePort number.
 
 use portico_api::service::ServiceType;
 use portico_api::strategy::AnsweredBy;

@@ -1,8 +1,8 @@
 //! Strategy `LoadBalancer`: each cluster has a load balancer of its own.
 //!
-//! - Services: type NodePort, opened by a proxy of the cluster's own (`expose-namespaced`), and
-//!   `front-loadbalancer`, which leads to that proxy. Without a cloud the seed's gateway takes the place of
-//!   both (`expose: NodePort`).
+//! - Services: type NodePort, opened by a proxy of the cluster's own (`expose-namespaced`).
+//!   `front-loadbalancer` leads to that proxy. Without a cloud the seed's gateway takes the place of both
+//!   (`expose: NodePort`).
 //! - Names: none. A connection is routed by its destination port.
 //! - Address: that of the load balancer, or its host name, and the NodePort of `apiserver-external`.
 //! - Certificate: addresses and names of the load balancer, too.

@@ -1,13 +1,15 @@
 //! The expose strategies, one file each: everything that differs between them.
 //!
-//! A file says which Services exist, by which names they are reached, which address users and nodes get, what
-//! the API server's certificate holds, which checks apply to a Cluster, and how a migration opens and closes
-//! it. What the strategies with a NodePort number for each Service share is in `by_port`.
+//! A file says which Services exist, by which names they are reached, and which address users and nodes get.
+//! It also has the names on the API server's certificate, the checks of a Cluster, and how a migration opens
+//! and closes the strategy. `by_port` has the parts that all strategies with a NodePort for each Service
+//! share.
 //!
-//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. What depends on a
-//! strategy asks [`Strategy`] for a property. It neither matches on a variant nor compares with one. A
-//! migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs): their plans are merged
-//! ([`both`](crate::doors::both)), and its steps are the opening of one and the closing of the other.
+//! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. Code that depends
+//! on a strategy asks [`Strategy`] for a property. It neither matches on a variant nor compares with one. A
+//! migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs).
+//! [`both`](crate::doors::both) merges their plans. Its steps are the opening of one and the closing of the
+//! other.
 
 mod by_port;
 mod load_balancer;

@@ -1,5 +1,5 @@
-//! The trait that every strategy implements. What exists for a cluster follows from it, and so does what a
-//! migration does: one strategy says what opens, the other what closes.
+//! The trait that every strategy implements. The objects of a cluster follow from it, and so do the steps of
+//! a migration. One strategy says what opens, the other what closes.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ use crate::services::Exposed;
 /// The names of the strategies that have a property, as in `A, B or C`.
 pub type Names = fn(fn(&dyn Strategy) -> bool) -> String;
 
-/// The rules of one expose strategy: plain functions over plain values. What exists for a cluster is in its
+/// The rules of one expose strategy: plain functions over plain values. The objects of a cluster are in its
 /// [`Plan`](crate::plan::Plan).
 pub trait Strategy: Sync {
     /// The type of the exposed Services.
@@ -46,19 +46,19 @@ pub trait Strategy: Sync {
     /// Where users and nodes reach the API server. `node_port` is that of its Service.
     fn endpoint(&self, inputs: &Inputs<'_>, node_port: Option<u16>) -> Endpoint;
 
-    /// What goes before the external name of a cluster to reach its Konnectivity server, and the port; `None`
-    /// while that is not known. `node_port` is that of Service `konnectivity-server`.
+    /// The prefix of a cluster's external name that leads to its Konnectivity server, and the port. The port
+    /// is `None` while it is not known. `node_port` is that of Service `konnectivity-server`.
     fn konnectivity(&self, _address: &Address, node_port: Option<u16>) -> (&'static str, Option<u16>) {
         ("", node_port)
     }
 
-    /// What accepts connections at the address of a cluster of which its ExposedCluster alone is known.
+    /// The listener at the address of a cluster of which its ExposedCluster alone is known.
     fn answered_by(&self, exposed: &ExposedClusterSpec) -> AnsweredBy {
         if exposed.node_port_listeners_disabled { AnsweredBy::SeedNodes } else { AnsweredBy::Gateway }
     }
 
-    /// Whether a cluster is exposed like this, as its Services tell: `types` is what that of its API server
-    /// asks for, and `has_front` whether there is a load balancer of its own.
+    /// Whether a cluster is exposed like this, as its Services tell. `types` is the annotation of the API
+    /// server's Service. `has_front` says whether the cluster has a load balancer of its own.
     fn is_open(&self, types: Option<ExposeTypes>, has_front: bool) -> bool;
 
     /// Whether an agent on each worker node leads pods to the API server.
@@ -134,6 +134,6 @@ pub struct Closing {
     pub does: &'static str,
     /// What would be another than now if it were opened again.
     pub again: &'static str,
-    /// What KKP's controllers do not remove; `None` if they remove all.
+    /// The objects that KKP's controllers do not remove; `None` if they remove all.
     pub kkp_leaves: Option<&'static str>,
 }

@@ -5,7 +5,7 @@
 //!   `<service>.<namespace>.svc.cluster.local:<port>`, for CONNECT.
 //! - Address: the first of these names and the port of the SNI listener.
 //! - Certificate: the address of the agent on each worker node, instead of the external one.
-//! - Checks: the seed has a gateway, host names are possible, and the agent's address can be listened on and
+//! - Checks: the seed has a gateway, and host names are possible. The agent's address can be listened on and
 //!   is in no network of the cluster.
 //! - Migration: Services are annotated, agents are started and removed; nothing is allocated.
 

@@ -20,7 +20,7 @@ static AGENT: LazyLock<Vec<Object>> =
 static KONNECTIVITY: LazyLock<Vec<Object>> =
     LazyLock::new(|| manifest(include_str!("../../../../deploy/konnectivity/agent.yaml")));
 
-/// What proves on each node that it reaches a door.
+/// The probe on each node that proves that it reaches a door.
 static PROBE: LazyLock<Vec<Object>> =
     LazyLock::new(|| manifest(include_str!("../../../../deploy/migration.yaml")));
 
@@ -34,7 +34,7 @@ pub(super) const CONTAINER: &str = "/spec/template/spec/containers/0";
 /// The first of those that run before it.
 pub(super) const INIT_CONTAINER: &str = "/spec/template/spec/initContainers/0";
 
-/// What the manifest of the node agent leaves to its user.
+/// The parts that the manifest of the node agent leaves to its user.
 pub(super) struct Agent<'a> {
     pub(super) image: &'a str,
     /// As `--gateway` takes them.
@@ -122,7 +122,7 @@ fn relabel(value: &mut Value, name: &str) {
     }
 }
 
-/// What proves on each node that it reaches all of these URLs, in an attempt by this name.
+/// The probe on each node that proves that it reaches all of these URLs, in an attempt by this name.
 pub(super) fn probe(image: &str, urls: &[String], attempt: &str) -> Vec<Object> {
     on_each_node(&PROBE, image, attempt, |arg| match arg.starts_with("https://") {
         true => urls.to_vec(),

@@ -208,7 +208,7 @@ fn recorded(first: ExposedCluster, second: &ExposedCluster, state: MigrationStat
     ExposedCluster { spec: ExposedClusterSpec { migration, ..first.spec }, ..first }
 }
 
-/// What a cluster has inside in a state between two doors, without what it always has.
+/// The objects inside a cluster in a state between two doors, without those that it always has.
 fn migrating(first: &str, second: &str, state: MigrationState) -> Inside {
     let ((exposed, at), (second, next), agents) = (door(first), door(second), agents());
     let exposed = recorded(exposed, &second, state);

@@ -1,4 +1,4 @@
-//! What is wrong with a Cluster, given its seed, the configuration, and the version in force.
+//! The problems of a Cluster, given its seed, the configuration, and the version in force.
 
 use portico_api::annotations::{
     API_SERVER_CA, ENDPOINTS, FAIR_SHARE, KONNECTIVITY_ENDPOINTS, MAX_CONNECTIONS,

@@ -1,5 +1,4 @@
-//! Credentials that were accepted: what the streams of a connection to one cluster rest on, and lose
-//! together.
+//! Accepted credentials. The streams of a connection to one cluster depend on one, and lose it together.
 //!
 //! A connection has one [`Credential`] per cluster and issuer (client CA, token file, API server), in
 //! [`Credentials`]. A stream depends on one. It ends when that issuer revokes, even if another would accept.

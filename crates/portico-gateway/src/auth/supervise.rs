@@ -102,7 +102,7 @@ impl Identities {
     }
 }
 
-/// Reviews tokens of one cluster again. The first is reviewed alone, and the round ends if that fails: an
+/// Reviews tokens of one cluster again. The first is reviewed alone, and the round ends if that fails. So an
 /// API server that hangs takes one permit.
 async fn round(reviews: &Reviews, cluster: Tenant, mut tokens: Vec<ReviewedToken>) -> Tenant {
     tokens.sort_by_key(|token| token.state.urgency());
@@ -112,7 +112,7 @@ async fn round(reviews: &Reviews, cluster: Tenant, mut tokens: Vec<ReviewedToken
     {
         return cluster;
     }
-    // All at once: permits bound the work, and a review that waits to be confirmed holds none.
+    // All at once: permits bound the work. A review that waits to be confirmed holds none.
     let rest: FuturesUnordered<_> = tokens.map(|token| reviews.review_again(token)).collect();
     rest.for_each(|_answered| ready(())).await;
     cluster

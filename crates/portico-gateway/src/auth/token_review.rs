@@ -1,7 +1,7 @@
 //! One TokenReview (`authentication.k8s.io/v1`), posted over a connection to an API server.
 //!
 //! The token under review authenticates the request. So the gateway needs no credentials of any cluster, and
-//! the cluster decides: the token must be valid, and its account must have the right to create
+//! the cluster decides. The token must be valid, and its account must have the right to create
 //! `tokenreviews`.
 
 use std::sync::Arc;
@@ -58,7 +58,7 @@ async fn post(
     host: &str,
     token: &str,
 ) -> Result<(StatusCode, Bytes), Box<str>> {
-    // Kept for each token. What an API server shows may be long, such as the names in its certificate.
+    // Kept for each token. The words of an API server may be long, such as the names in its certificate.
     let failed = |what: &str, error: &dyn std::fmt::Display| -> Box<str> {
         printable(&format!("{what}: {error}")).into()
     };

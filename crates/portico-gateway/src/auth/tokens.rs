@@ -8,8 +8,8 @@
 //! For manifests from a directory, where no API server can be asked. Tokens are kept and looked up by hash:
 //! the time that a look-up takes tells nothing about any token.
 //!
-//! A file may be read while it is written. So its last line must end, or the name of a cluster could be half
-//! of another's; and a token that is gone stays in force until it has been missing for [`REMOVAL_DELAY`].
+//! A file may be read while it is written. So its last line must end: the name of a cluster could be half of
+//! another's. A token that is gone stays in force until it has been missing for [`REMOVAL_DELAY`].
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,9 +1,9 @@
-//! What is known of one token: the last verdict, and how long it is valid.
+//! The last verdict on one token, and how long it is valid.
 //!
-//! A yes holds for the review interval, a no for [`REFUSED_FOR`]. While its API server cannot be asked or
-//! takes too long, or too many requests wait for that, a token that was accepted stays accepted for the
-//! grace, and one that never was is not. After the grace new requests are refused. Streams that are open
-//! stay, and the token is reviewed again until a no cuts them.
+//! A yes holds for the review interval, a no for [`REFUSED_FOR`]. A review may fail: the API server cannot be
+//! asked, is too slow, or has too many requests waiting for it. Then an accepted token stays accepted for the
+//! grace. A token that was never accepted is refused. After the grace new requests are refused. Streams that
+//! are open stay, and the token is reviewed again until a no cuts them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tokio::time::Instant;
 
 use super::token_review::Answer;
 
-/// How long a no holds: short, so that a token that becomes valid is not turned away for long.
+/// How long a no holds. It is short, so that a token that becomes valid is soon accepted.
 pub(super) const REFUSED_FOR: Duration = Duration::from_secs(5);
 
 /// How long a token is not reviewed again after its API server could not be asked.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-/// How long a token stays accepted after its last yes while its API server cannot be asked: longer than the
-/// restart of a node, shorter than the hour for which tokens of service accounts are valid.
+/// How long a token stays accepted after its last yes while its API server cannot be asked. A node restarts
+/// within this time. Tokens of service accounts are valid for longer, an hour.
 const GRACE: Duration = Duration::from_secs(600);
 
 /// The times that the review interval decides.
@@ -40,8 +40,8 @@ impl ReviewTimes {
         Self { accepted: interval, review_after: interval / 10 * 9, grace: GRACE.max(2 * interval) }
     }
 
-    /// Reviews some tokens earlier, by up to 15 % of the interval: those that came at once do not come back
-    /// at once.
+    /// Reviews some tokens earlier, by up to 15 % of the interval. Tokens that came at once then do not come
+    /// back at once.
     pub(super) fn spread(self, by: u8) -> Self {
         let earlier = self.accepted / 20 * 3 * u32::from(by) / 255;
         Self { review_after: self.review_after - earlier, ..self }
@@ -66,7 +66,7 @@ impl Verdict {
     }
 }
 
-/// What is known of one token to one API server.
+/// The state of one token at one API server.
 #[derive(Debug)]
 pub(super) struct TokenState {
     /// Held during a review: requests that come meanwhile wait, and share its verdict.
@@ -81,8 +81,8 @@ struct State {
     valid_until: Instant,
     /// When a token in use is reviewed again.
     review_at: Instant,
-    /// Until when the last yes counts while the API server cannot be asked; `None` without a yes since the
-    /// last no.
+    /// Until when the last yes counts while the API server cannot be asked. `None` if there was no yes since
+    /// the last no.
     grace_until: Option<Instant>,
     /// Whether the last review failed.
     is_failing: bool,

@@ -1,8 +1,8 @@
 //! CONNECT requests: the bridge to `portico-tunnel`, which speaks HTTP and TLS and knows nothing of routes.
 //!
-//! Each request is learned, admitted and connected by itself: a connection of a node agent carries many
-//! streams, each with its own access line, its own slot in the cluster's budget and its own end. Only what
-//! fails before there is a request is a refusal of the connection as a whole.
+//! Each request is learned, admitted and connected by itself. A connection of a node agent carries many
+//! streams. Each stream has its own access line, its own slot in the cluster's budget and its own end. Only
+//! what fails before there is a request is a refusal of the connection as a whole.
 
 use std::future::{pending, poll_fn};
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ use crate::record::Listener;
 use crate::session::Session;
 use crate::worker::Worker;
 
-/// What an unauthenticated client gets whose slot is needed.
+/// The answer to an unauthenticated client whose slot is needed.
 const EVICTED: &str =
     "the gateway needs the slot for others; show an identity that is accepted, or try again";
 
@@ -158,7 +158,7 @@ struct Connection {
     credentials: Credentials,
 }
 
-/// What a connection holds that its streams do not.
+/// The state of a connection beside that of its streams.
 #[derive(Default)]
 struct Pending {
     /// Slot and promise, until the protocol is known.
@@ -279,7 +279,8 @@ impl Connection {
         handshake.is_none() && unauthenticated.is_some() && !has_asked
     }
 
-    /// What a connection that failed before it was served counts as; `None` for one that got further.
+    /// The refusal to count for a connection that failed before it was served. `None` for one that got
+    /// further.
     fn refusal_of(&self, failure: &Failure) -> Option<Refusal> {
         let says_nothing = self.has_said_nothing();
         let Pending { handshake, is_refused, .. } = &*self.pending();
@@ -422,7 +423,7 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        // What the gateway ends is counted once, for the connection.
+        // A connection that the gateway ends is counted once, and not for each attempt.
         if self.open && !self.connection.pending().is_dismissed {
             self.refuse(Refusal::ClosedEarly);
         }

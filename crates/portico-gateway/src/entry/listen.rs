@@ -96,7 +96,7 @@ impl Listeners {
     }
 
     /// Stops listening everywhere. Once the loops returned have ended, every connection that was accepted is
-    /// known; until then one may be between accept(2) and its task.
+    /// known. Until then one may be between accept(2) and its task.
     pub(crate) fn close_all(&mut self) -> Vec<JoinHandle<()>> {
         self.drop_inherited();
         let loops: Vec<_> = self.open.drain().flat_map(|(_, open)| open.loops).collect();

@@ -134,9 +134,9 @@ async fn learn_hello(
     }
 }
 
-/// On a port that serves both: whether a hello is for the gateway itself. Agents say so by ALPN; a route has
-/// its name; the gateway's own certificate has its names; and a client that asks for no name at all has not
-/// asked for a route.
+/// On a port that serves both: whether a hello is for the gateway itself. Agents say so by ALPN. Otherwise
+/// the server name decides: a route's name leads to its cluster, a name of the gateway's certificate to the
+/// gateway. A hello without a name has not asked for a route.
 fn leads_to_tunnel(worker: &Worker, hello: &hello::ClientHello<'_>) -> bool {
     let Some(tls) = &worker.shared.config.tunnel.tls else { return false };
     if hello.alpn.iter().any(|protocol| protocol == portico_tunnel::ALPN) {

@@ -10,12 +10,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::net::TcpStream;
 
-/// Starts the TCP handshake. Not by tokio, which asks every socket for its error once it is connected: one
-/// system call that the first bytes make superfluous.
+/// Starts the TCP handshake. It is not started by tokio. tokio asks every socket for its error once it is
+/// connected, and the first bytes make this system call superfluous.
 ///
-/// `client_first` promises that bytes are sent at once, which lets them travel with the last packet of the
-/// TCP handshake; where the server may speak first this would delay it by 40 ms. Keep-alive is left to the
-/// caller, for it matters only to connections that last.
+/// `client_first` promises that bytes are sent at once. They then travel with the last packet of the TCP
+/// handshake. Where the server may speak first, holding that packet back would cost 40 ms. Keep-alive is left
+/// to the caller, for it matters only to connections that last.
 pub(super) fn begin(address: SocketAddr, client_first: bool) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

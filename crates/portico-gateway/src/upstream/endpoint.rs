@@ -16,8 +16,8 @@ pub(super) const FAILURES_UNTIL_SKIPPED: u32 = 3;
 pub(super) const FIRST_SKIP: Duration = Duration::from_millis(250);
 /// A dead endpoint costs one attempt every ten seconds.
 const LONGEST_SKIP: Duration = Duration::from_secs(10);
-/// Clients that wait at a time for an endpoint that did not answer before: enough that one that is merely
-/// slow serves all that come, few enough that a hundred dead clusters take 3,200 descriptors and not 100,000.
+/// Clients that wait at a time for an endpoint that did not answer before. It is enough for an endpoint that
+/// is merely slow. It is also few enough: a hundred dead clusters take 3,200 descriptors and not 100,000.
 pub(super) const MOST_LAST_RESORTS: u16 = 32;
 
 /// One endpoint and what is known of it.
@@ -76,13 +76,13 @@ impl Endpoint {
         self.failures.load(Relaxed)
     }
 
-    /// How much longer it is skipped, if it is: until then it is tried only where there is no other.
+    /// How much longer it is skipped, if it is. Until then it is tried only where there is no other.
     pub fn skipped_for(&self, now: Duration) -> Option<Duration> {
         self.is_skipped(now)
             .then(|| Duration::from_millis(self.skipped_until.load(Relaxed)).saturating_sub(now))
     }
 
-    /// Whether so many attempts failed that the next one is a probe, or a last resort.
+    /// Whether so many attempts failed that the next attempt is a probe or a last resort.
     pub fn is_failing(&self) -> bool {
         self.failures() >= FAILURES_UNTIL_SKIPPED
     }

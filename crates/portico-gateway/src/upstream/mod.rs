@@ -1,7 +1,7 @@
 //! The endpoints of one backend, and connections to them.
 //!
-//! [`endpoint`] knows the health of each, [`pick`] chooses the one for the next connection,
-//! [`connect`](mod@connect) makes it, unless [`own`] knows that it would come back to this gateway.
+//! [`endpoint`] knows the health of each, and [`pick`] chooses the one for the next connection.
+//! [`connect`](mod@connect) makes it, unless it would come back to this gateway ([`own`]).
 
 mod connect;
 mod endpoint;
@@ -83,8 +83,8 @@ impl Upstream {
         BackendId::clone(&self.state.load().backend.id)
     }
 
-    /// Takes over new endpoints and settings. What is known of an endpoint that stays, or comes back while it
-    /// has connections, is kept; those that left are returned.
+    /// Takes over new endpoints and settings. The state of an endpoint is kept if it stays, or comes back
+    /// while it has connections. Returns the endpoints that left.
     pub(crate) fn update(&self, backend: Arc<Backend>) -> Vec<Arc<Endpoint>> {
         let old = self.state.load();
         let stays =
@@ -139,9 +139,9 @@ impl Upstream {
     }
 
     /// Connects to one endpoint after the other, at most [`MOST_ATTEMPTS`], and sends the `first` bytes as
-    /// far as the socket takes them. `client_first` promises that bytes are sent at once, which lets them
-    /// travel with the last packet of the TCP handshake; where the server may speak first this would delay it
-    /// by 40 ms.
+    /// far as the socket takes them. `client_first` promises that bytes are sent at once. They then travel
+    /// with the last packet of the TCP handshake. Where the server may speak first, holding that packet back
+    /// would cost 40 ms.
     pub(crate) async fn connect_and_send(
         &self,
         own: &OwnListeners,

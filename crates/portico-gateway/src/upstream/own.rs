@@ -1,8 +1,8 @@
 //! The listeners of this gateway and of its replicas, as addresses that no upstream connection may lead to.
 //!
-//! The author of an EndpointSlice could otherwise reach the admin listener through the gateway, or have a
-//! connection go round in it until every descriptor is taken. Only the kernel knows every address that is
-//! this machine, so it is asked: a connection to an address of the machine itself comes from that address.
+//! Otherwise the author of an EndpointSlice could reach the admin listener through the gateway. A connection
+//! could also go round in it until every descriptor is taken. Only the kernel knows every address that is
+//! this machine, so it is asked. A connection to an address of the machine itself comes from that address.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

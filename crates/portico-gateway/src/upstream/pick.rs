@@ -1,10 +1,9 @@
 //! Chooses the endpoint that gets the next connection: the healthy one with the fewest connections.
 //!
-//! Where every endpoint is skipped, one is tried all the same, as a last resort: a client is never turned
-//! away from an API server that recovered a moment ago. One that *refuses* costs nothing. One that *does not
-//! answer* holds a client for a second, so only [`MOST_LAST_RESORTS`](super::endpoint::MOST_LAST_RESORTS)
-//! wait for it at a time: thousands that wait for a black hole would take the descriptors of all other
-//! clusters.
+//! Where every endpoint is skipped, one is tried all the same, as a last resort: an API server may have
+//! recovered a moment ago. One that *refuses* costs nothing. One that *does not answer* holds a client for a
+//! second. So only [`MOST_LAST_RESORTS`](super::endpoint::MOST_LAST_RESORTS) clients wait for it at a time.
+//! Thousands of them would take the descriptors of all other clusters.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,8 +23,9 @@ pub(super) enum Choice {
     Full,
 }
 
-/// The endpoint for the next attempt: healthy ones first, then one due for a probe, then one that at least
-/// refuses fast, then one that does not answer. `None` if all were tried.
+/// The endpoint for the next attempt. The first attempt takes one that is due for a probe, else a healthy
+/// one; later attempts the other way round. Next come endpoints that at least refuse fast, then those that do
+/// not answer. `None` if all were tried.
 pub(super) fn pick(
     endpoints: &[Arc<Endpoint>],
     tried: &[Option<SocketAddr>],

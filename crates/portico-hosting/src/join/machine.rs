@@ -1,5 +1,4 @@
-//! What is written on a machine that joins, and how its kubelet is started: kubeadm's files, under kubeadm's
-//! names.
+//! The files on a machine that joins, and how its kubelet is started: kubeadm's files, under kubeadm's names.
 //!
 //! `pki/ca.crt` differs: kubeadm writes there what signs the API server's certificate as a server. A kubelet
 //! reads there what signs its clients, and a hosted cluster has another authority for these.
@@ -131,7 +130,7 @@ impl Paths {
         self.root.join("var/lib/portico/join.json")
     }
 
-    /// What [`kubeconfig`](Self::kubeconfig) was before a move that is unfinished.
+    /// The content of [`kubeconfig`](Self::kubeconfig) before a move that is unfinished.
     pub fn before_move(&self) -> PathBuf {
         self.root.join("etc/kubernetes/kubelet.conf.before-move")
     }
@@ -242,7 +241,7 @@ pub fn arguments(machine: &Machine<'_>, paths: &Paths) -> Vec<String> {
     arguments
 }
 
-/// The unit by which systemd runs the kubelet, or what changes that of a package (`exists`).
+/// The unit by which systemd runs the kubelet. If a package has one (`exists`), the drop-in that changes it.
 pub fn unit(kubelet: &Path, arguments: &[String], exists: bool, paths: &Paths) -> NewFile {
     let program = kubelet.display().to_string();
     let words = [&program].into_iter().chain(arguments).map(|word| quoted(word));

@@ -1,9 +1,9 @@
-//! What becomes of a machine's files when its kubelet is to reach the API server by another address.
+//! The files of a machine when its kubelet is to reach the API server by another address.
 //!
 //! A kubelet reads `kubelet.conf` when it starts, and never again. A [`Move`] is in two halves with the proof
 //! between them: before it `kubelet.conf` changes, after it all else that names the address. So there is one
-//! file to put back if the proof fails. [`Paths::before_move`] has what that file was, and is there exactly
-//! as long as a move is unfinished: whatever ends the program, a second move finishes, or undoes.
+//! file to put back if the proof fails. [`Paths::before_move`] has the former content, and is there exactly
+//! as long as a move is unfinished. Whatever ends the program, a second move finishes, or undoes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ pub enum BadFile {
     },
 }
 
-/// What has to be done for the kubelet to reach the API server by `server`. `None` if it is done.
+/// The steps for the kubelet to reach the API server by `server`. `None` if it is done.
 ///
 /// # Errors
 /// A file is not as the kubelet or `portico join` write it.

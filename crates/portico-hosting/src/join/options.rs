@@ -1,7 +1,7 @@
-//! What a node may say of itself when it joins: name, labels, taints.
+//! The facts that a node may state of itself when it joins: name, labels, taints.
 //!
-//! The API server takes no others (`NodeRestriction`), and a kubelet that asks for them ends at its start,
-//! where nobody sees it: they are refused here, with what to do.
+//! The API server takes no others (`NodeRestriction`). A kubelet that asks for them ends at its start, where
+//! nobody sees it. So they are refused here, with the remedy.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What the agents of a node reach beside the API server, so that a machine can try it before it joins.
+//! The servers that the agents of a node reach beside the API server. A machine can try them before it joins.
 //!
 //! The operator writes it into ConfigMap `kube-system/kubelet-config`, under the key [`KEY`], a line each:
 //! `PURPOSE HOST:PORT`. Administrators of the cluster can write there too, so a machine reads little of it

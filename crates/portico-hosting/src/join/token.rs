@@ -1,7 +1,7 @@
 //! Bootstrap tokens: what shows a machine to an API server before it has a certificate.
 //!
-//! Wire and names are those of Kubernetes (`bootstrap.kubernetes.io/token`): the API server knows the token
-//! by the Secret, and the controller manager removes the Secret when it has ended.
+//! Wire and names are those of Kubernetes (`bootstrap.kubernetes.io/token`). The API server knows the token
+//! by the Secret. The controller manager removes the Secret when it has ended.
 
 use std::fmt;
 use std::str::FromStr;
@@ -79,7 +79,7 @@ impl FromStr for Token {
             Some((id, secret)) if part(id, ID) && part(secret, SECRET) => {
                 Ok(Self { id: id.to_owned(), secret: secret.to_owned() })
             }
-            // What is wrong may be most of a token: it is not repeated.
+            // The wrong text may be most of a token: it is not repeated.
             _ => Err("give a token as `portico join token` prints it: 6 letters or digits, a dot, 16 more"
                 .to_owned()),
         }

@@ -1,4 +1,4 @@
-//! What a machine trusts: the authority whose public key has the hash that the administrator's command pins.
+//! The authority that a machine trusts. Its public key has the hash that the administrator's command pins.
 //!
 //! The hash is that of kubeadm's `--discovery-token-ca-cert-hash`. A machine reads `cluster-info` over a
 //! connection that it cannot verify yet. From the answer it keeps only certificates with a pinned key.

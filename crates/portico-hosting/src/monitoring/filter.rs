@@ -1,4 +1,4 @@
-//! What is passed on of an answer in Prometheus' text format, line by line as it comes.
+//! The lines of an answer in Prometheus' text format that are passed on, line by line as they come.
 
 use thiserror::Error;
 

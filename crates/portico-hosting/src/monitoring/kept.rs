@@ -1,5 +1,5 @@
-//! The metrics that are kept: those that `deploy/control-plane-rules.yaml` and KKP's dashboards ask for, and
-//! little else. At rest none has a series for each kind of object, of which a tenant can define thousands.
+//! The metrics that are kept. `deploy/control-plane-rules.yaml` and KKP's dashboards ask for nearly all of
+//! them. At rest none has a series for each kind of object, of which a tenant can define thousands.
 
 use super::Source;
 
@@ -88,7 +88,7 @@ const fn own(source: Source) -> &'static [&'static str] {
     }
 }
 
-/// Whether a line of an answer is kept: a sample, or what type a metric has.
+/// Whether a line of an answer is kept. It is a sample, or the type of a metric.
 pub(super) fn is_kept(source: Source, line: &[u8]) -> bool {
     if let Some(line) = line.strip_prefix(b"# TYPE ") {
         return is_known(source, name(line));

@@ -1,5 +1,5 @@
-//! The API server. No flag depends on the expose strategy: it listens on the same port, issues tokens by the
-//! same name and for the same audiences under each of them.
+//! The API server. No flag depends on the expose strategy. Under each of them the API server listens on the
+//! same port, and issues tokens by the same name and for the same audiences.
 
 use portico_api::hosting::Layout;
 use portico_expose::hosts::HostSuffix;
@@ -19,7 +19,7 @@ pub(crate) const PORT_NAME: &str = "secure";
 /// cluster's address changes.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
-/// What KKP enables beside the defaults of Kubernetes, which are named too where they matter.
+/// The plugins that KKP enables beside the defaults of Kubernetes. Defaults are named too where they matter.
 const ADMISSION_PLUGINS: &str = "NamespaceLifecycle,NodeRestriction,LimitRanger,ServiceAccount,\
                                  DefaultStorageClass,DefaultTolerationSeconds,MutatingAdmissionWebhook,\
                                  ValidatingAdmissionWebhook,Priority,ResourceQuota";
@@ -54,11 +54,12 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     if facts.layout == Layout::Dedicated {
         server.arg("shutdown-delay-duration", DRAIN);
     }
-    // HTTP/2 clients keep one connection for ever, and so the way by which they came: the replica of before a
-    // scale-up, the door of before a migration. One request of a thousand asks its client to connect anew;
-    // what is under way on the connection ends in peace. Kubernetes advises against it for a single server
-    // without a load balancer, where a new connection changes nothing; here a gateway is before each. With a
-    // single one too: a flag that followed a migration would restart API servers in it.
+    // HTTP/2 clients keep one connection for ever, and so the way by which they came. That is the former
+    // replica after a scale-up, or the former door after a migration. One request of a thousand asks its
+    // client to connect anew; what is under way on the connection ends in peace. Kubernetes advises against
+    // it for a single server without a load balancer, where a new connection changes nothing; here a gateway
+    // is before each. With a single one too: a flag that followed a migration would restart API servers in
+    // it.
     server.arg("goaway-chance", GOAWAY);
     server.small_heap(facts.layout);
     server.ports = vec![(PORT_NAME, PORT)];

@@ -1,7 +1,8 @@
 //! The programs of a control plane, one file each: arguments, files, ports, probes, resources.
 //!
 //! A program asks for a file by the Secret or ConfigMap that holds it ([`Program::file`]) and gets its path.
-//! What is mounted therefore is what is used, and of an authority only its certificate where nothing signs.
+//! So the mounted files are those that are used. Of an authority only its certificate is mounted where
+//! nothing signs.
 
 pub(crate) mod api_server;
 pub(crate) mod controller_manager;
@@ -224,7 +225,7 @@ fn probe(scheme: &str, path: &str, port: u16, period: u32, timeout: u32, failure
     })
 }
 
-/// Requests and limits: as written, else the default. What is written replaces all of the default, so that a
+/// Requests and limits: as written, else the default. Written values replace all of the default, so that a
 /// request never exceeds a limit that somebody else chose.
 fn resources(written: Option<&Resources>, default: [[&str; 2]; 2]) -> Value {
     match written {

@@ -1,6 +1,6 @@
-//! A Prometheus of the cluster's own, where its annotation asks for one: KKP's, with an hour of what is kept,
-//! for the seed's to federate. It has targets and metrics from `portico metrics`, and so needs neither rights
-//! nor certificates.
+//! A Prometheus of the cluster's own, where its annotation asks for one. It is KKP's, with an hour of the
+//! kept metrics, for the seed's to federate. It has targets and metrics from `portico metrics`, and so needs
+//! neither rights nor certificates.
 
 use portico_api::annotations::PROMETHEUS;
 use portico_api::cluster::Cluster;
@@ -28,7 +28,7 @@ const RULES_KEY: &str = "rules.yaml";
 /// Most samples of one answer. A program at rest has two hundred.
 const SAMPLES: u32 = 5_000;
 
-/// What the Service has as the label [`CLUSTER`]: by it KKP's seed Prometheus finds those of clusters.
+/// The label [`CLUSTER`] of the Service: by it KKP's seed Prometheus finds those of clusters.
 pub(crate) const FEDERATED: &str = "user";
 
 /// Whether the cluster asks for one.
@@ -52,7 +52,7 @@ pub(crate) fn program(facts: &Facts<'_>) -> Program {
     prometheus
 }
 
-/// What it holds for an hour ends with its pod.
+/// Its data of one hour ends with its pod.
 pub(crate) fn volume() -> Value {
     json!({"name": DATA, "emptyDir": {}})
 }

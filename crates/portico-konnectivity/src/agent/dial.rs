@@ -40,7 +40,7 @@ impl DialFailure {
     ];
 }
 
-/// What the server is sent, and what is counted.
+/// The answer to the server, and the counted result.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) text: String,

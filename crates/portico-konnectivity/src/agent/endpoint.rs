@@ -11,7 +11,7 @@
 //!
 //! The protocol has no window for a connection and no half-close. Bytes that the endpoint does not take wait
 //! in an [`Inbox`] up to a bound. Beyond it, [`Blocked`] holds the Connect stream until the endpoint has
-//! taken as much as the next message has: an upload goes as fast as the endpoint reads. One that takes too
+//! taken as much as the next message has. So an upload goes as fast as the endpoint reads. One that takes too
 //! little within [`HELD`] is closed with the reason.
 
 use std::future::poll_fn;
@@ -49,7 +49,7 @@ const HELD: Duration = Duration::from_secs(1);
 const CLOSING: Duration = Duration::from_secs(10);
 
 /// Bytes that the kernel takes for an endpoint beyond those it could send. By itself it takes megabytes, and
-/// says that there is room only once a third of them are gone: a steady reader would seem to have stopped.
+/// says that there is room only once a third of them are gone. A steady reader would seem to have stopped.
 const UNSENT: u32 = 64 * 1024;
 
 /// Shared by the task of the connection and that of the Connect stream.
@@ -84,7 +84,7 @@ enum ServerEnd {
     Lost,
 }
 
-/// What became of what still waited for an endpoint.
+/// The fate of the bytes that still waited for an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Delivered {
     /// The endpoint has it, or takes nothing more by its own wish.

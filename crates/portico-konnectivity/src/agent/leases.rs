@@ -69,7 +69,7 @@ pub(super) fn count(shared: &Arc<Shared>) -> Count {
     Count { valid, task }
 }
 
-/// Follows the Leases. What fails is tried again, and the last count that succeeded stays.
+/// Follows the Leases. A failed request is tried again, and the last count that succeeded stays.
 async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option<u32>>) {
     let api: Api<Lease> = Api::namespaced(counted(leases.client, &shared), &leases.namespace);
     let mut signs = std::pin::pin!(labelled(api, &leases.selector));

@@ -1,8 +1,8 @@
 //! The agent: dials in the user cluster what servers ask for.
 //!
 //! `supervisor` keeps a connection to each server, as `pool` and `leases` say; `server` makes one; `session`
-//! is its Connect stream. A dial (`dial`, within `policy`) becomes a connection with an HTTP/2 stream of its
-//! own (`native`), or one whose bytes share the Connect stream (`endpoint`, `outbound`). All of it is bounded
+//! is its Connect stream. A dial (`dial`, within `policy`) becomes a connection. It has an HTTP/2 stream of
+//! its own (`native`), or its bytes share the Connect stream (`endpoint`, `outbound`). All of it is bounded
 //! by [`Settings`]; `shared` holds what is counted and listed.
 
 mod dial;
@@ -55,15 +55,15 @@ impl Agent {
         Self { shared, sessions, supervisor }
     }
 
-    /// Asks all servers to prefer other agents, and connects to no more. What they ask for is dialled all the
-    /// same: all agents may be draining.
+    /// Asks all servers to prefer other agents, and connects to no more. Their dials are made all the same:
+    /// all agents may be draining.
     pub fn drain(&self) {
         self.shared.drain();
         self.sessions.drain();
     }
 
-    /// Returns once there has been no connection to an endpoint for so long, and nothing is on its way to a
-    /// server that reads slowly.
+    /// Returns once there has been no connection to an endpoint for so long. No dial is under way then, and
+    /// no bytes wait for a server that reads slowly.
     pub async fn idle(&self, limit: Duration) {
         // Dials and bytes under way are looked at so often.
         let limit = limit.max(Duration::from_millis(10));

@@ -1,5 +1,5 @@
-//! A connection that has an HTTP/2 stream of its own, as with a server of ours: flow control, half-close and
-//! resets are those of HTTP/2, and `portico-tunnel` carries the bytes.
+//! A connection that has an HTTP/2 stream of its own, as with a server of ours. Flow control, half-close and
+//! resets are those of HTTP/2. `portico-tunnel` carries the bytes.
 //!
 //! The agent opens the stream once it has dialled; that is the answer to the DIAL_REQ.
 
@@ -22,8 +22,8 @@ use super::record::Guard;
 use crate::streams::{DIAL, STREAM_PATH};
 
 /// How long the server may take to take the stream. It waits only until its frontend has taken its own
-/// answer: ten seconds for the write, and one more until it is read. The server is to be the one that gives
-/// up.
+/// answer. That takes ten seconds for the write, and one more until it is read. The server is to be the one
+/// that gives up.
 const OPEN: Duration = Duration::from_secs(15);
 
 /// Why there is no stream. The server may have abandoned the dial.

@@ -1,4 +1,4 @@
-//! What waits for the Connect stream of an upstream server: control packets first, then one chunk of each
+//! The queue for the Connect stream of an upstream server: control packets first, then one chunk of each
 //! connection in turn.
 //!
 //! A connection has one chunk here at a time and is not read meanwhile, so that none holds up another.
@@ -84,8 +84,8 @@ impl Outbound {
         queues.wake();
     }
 
-    /// Ready when the server does not read what it asked for, and more waits than may, or others need the
-    /// memory. Wakes the task for that, also where it waits for window, and for all that is queued.
+    /// Ready when the server does not read what it asked for, and the bytes that wait exceed their bound or
+    /// others need the memory. It also wakes the task for window, and for all that is queued.
     pub(super) fn poll_full(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut queues = self.queues();
         if queues.is_full {

@@ -1,8 +1,8 @@
 //! Which server to try next, and when: pure decisions of the supervisor.
 //!
 //! One address may lead to any of several servers, through a load balancer that tells nobody which. So the
-//! agent connects, looks at the server's id, and leaves again if it is connected already; as upstream, until
-//! it has as many servers as there are.
+//! agent connects, looks at the server's id, and leaves again if it is connected already. It goes on until it
+//! has as many servers as there are, like upstream.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,15 +11,15 @@ use std::time::Duration;
 /// What a growing wait is multiplied by. Upstream's.
 const GROWTH: f64 = 1.5;
 
-/// The most that is added to a wait at random, so that agents that fail together do not return together.
+/// The most that is added to a wait at random: agents that fail together must not return together.
 const JITTER: f64 = 0.1;
 
-/// Attempts in a row, for each server that is wanted, that may lead to one that is connected already: a
-/// load balancer draws at random. After that the servers that lack are out of reach, and waits grow.
+/// Attempts in a row, for each wanted server, that may lead to one that is connected already. A load balancer
+/// draws at random. After that the servers that lack are out of reach, and waits grow.
 const DRAWS: u32 = 10;
 
 /// While a server is not there, the first wait is this part of the interval, and none is longer than the
-/// interval: an attempt costs next to nothing, and what the API server beside it asks for waits for us.
+/// interval. An attempt costs next to nothing, and requests of the API server beside it wait for us.
 const ABSENT: u32 = 4;
 
 /// How an attempt went.
@@ -27,14 +27,14 @@ const ABSENT: u32 = 4;
 pub(super) enum Attempt {
     /// A new server.
     Joined,
-    /// A new server, while one has ended soon after it was connected: servers that answer may do so each
+    /// A new server, although one has ended soon after it was connected. Servers that answer may do so each
     /// time.
     Unsteady,
     /// One that is connected.
     Duplicate,
     /// No server, or one that cannot say yet whether it takes us.
     Absent,
-    /// What answered does not take us as we are.
+    /// The server that answered does not take us as we are.
     Refused,
     /// None: each address is being tried, or its name looked up, by another one; or no server lacks any more.
     Busy,
@@ -94,8 +94,8 @@ impl Pace {
 }
 
 /// The address for an attempt: one with the fewest connections, another one each time. One where the last
-/// attempt failed takes turns with the one that has most: it may never lead anywhere, and one of the others
-/// to all servers. Unless the attempt `may_draw`, only those are tried.
+/// attempt failed takes turns with the one that has most. It may never lead anywhere, and one of the others
+/// may lead to all servers. Unless the attempt `may_draw`, only those are tried.
 pub(super) fn choose(
     addresses: &[SocketAddr],
     connected: &HashMap<SocketAddr, usize>,

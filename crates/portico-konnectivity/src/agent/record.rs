@@ -1,4 +1,4 @@
-//! What is known of one connection to an endpoint while it is open, and how it ended.
+//! The facts about one connection to an endpoint while it is open, and how it ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -1,8 +1,8 @@
 //! From the address of a server to a [`Session`]: TCP, TLS, HTTP/2, and the head of its answer to Connect.
 //!
-//! [`Driver`] polls the HTTP/2 connection from then on. A server that falls silent is given up: one of ours
-//! is sent PING every few seconds, another one as `--keepalive-time` says, because it answers frequent PINGs
-//! with GOAWAY; for that one the dialler's TCP keep-alive is faster.
+//! [`Driver`] polls the HTTP/2 connection from then on. A server that falls silent is given up. A server of
+//! ours is sent PING every few seconds. Another one is sent PING as `--keepalive-time` says, because it
+//! answers frequent PINGs with GOAWAY. For that one the dialler's TCP keep-alive is faster.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -195,8 +195,8 @@ fn builder(window: u32) -> Builder {
         .initial_window_size(window)
         .initial_connection_window_size(connection_window(STREAMS, window))
         .initial_max_send_streams(STREAMS as usize)
-        // Endpoints that leave reset the streams of their connections: what is under way there is no fault of
-        // the server's, which is trusted.
+        // Endpoints that leave reset the streams of their connections. Frames under way on these are no fault
+        // of the server's, which is trusted.
         .max_local_error_reset_streams(None)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)

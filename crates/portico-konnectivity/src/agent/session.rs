@@ -1,8 +1,8 @@
-//! The Connect stream of one server: what it asks for, and what it gets.
+//! The Connect stream of one server: its requests, and our answers.
 //!
 //! One task reads the stream and writes it. It waits for no dial, and for a connection only as [`Blocked`]
 //! says: dials and connections have tasks of their own. With a server of ours a connection moves to an HTTP/2
-//! stream of its own (`native`); with another one its bytes share this stream (`endpoint`, `outbound`).
+//! stream of its own (`native`). With another one its bytes share this stream (`endpoint`, `outbound`).
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -227,7 +227,7 @@ impl Session {
                 Ok(packet) => incoming.blocked = self.take(packet),
                 Err(why) => return Poll::Ready(grpc::Error::from(why).into()),
             }
-            // What waits for an endpoint has a bound of its own.
+            // The queue of an endpoint has a bound of its own.
             incoming.receiver.release(message.window);
         }
         cx.waker().wake_by_ref();
@@ -285,7 +285,7 @@ impl Session {
                     None => self.close_response(connection, "Unknown connectID".to_owned()),
                 }
             }
-            // What only agents send, and what later versions may.
+            // Packets that only agents send, and those that later versions may.
             Packet::DialResponse { .. } | Packet::CloseResponse { .. } | Packet::Drain | Packet::Unknown => {}
         }
         None
@@ -312,7 +312,7 @@ impl Session {
         state.dials.insert(dial, Dial { connection, task: task.abort_handle(), is_open: false });
     }
 
-    /// DIAL_CLS. Ends a dial under way, or the connection that has just come of it: its server has forgotten
+    /// DIAL_CLS. Ends a dial under way, or the connection that has just come of it. Its server has forgotten
     /// it, and would never close it.
     fn abandon(&self, dial: DialId) {
         let abandoned = self.state().dials.remove(&dial);
@@ -328,8 +328,8 @@ impl Session {
         self.outbound.control(Packet::DialResponse { dial, result: Err(refusal.text) });
     }
 
-    /// The connection to the server is over: dials end, and connections once their endpoints have what came
-    /// for them.
+    /// The connection to the server is over. Dials end. Connections end once their endpoints have the bytes
+    /// that came for them.
     pub(super) fn over(&self) {
         let mut state = self.state();
         self.is_over.store(true, Relaxed);

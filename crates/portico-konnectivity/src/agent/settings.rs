@@ -25,7 +25,7 @@ pub struct Settings {
     pub token: Option<Arc<TokenFile>>,
     /// Unique among the agents of a cluster.
     pub agent_id: HeaderValue,
-    /// What the agent is chosen by, as a URL query.
+    /// The identifiers by which the agent is chosen, as a URL query.
     pub identifiers: HeaderValue,
     /// The name of this program and its version.
     pub user_agent: HeaderValue,
@@ -43,14 +43,14 @@ pub struct Settings {
     pub policy: Policy,
     /// Bytes that may wait for one endpoint that does not read.
     pub connection_buffer: usize,
-    /// What all connections hold for peers that do not read.
+    /// The budget for bytes that all connections hold for peers that do not read.
     pub memory: MemoryBudget,
     /// The most connections to endpoints.
     pub max_connections: u32,
     /// The most dials under way.
     pub max_dials: u32,
-    /// How long a server may take from the first packet to the head of its answer: TCP, a proxy, TLS, HTTP/2
-    /// and the review of our token.
+    /// How long a server may take from the first packet to the head of its answer. That includes TCP, a
+    /// proxy, TLS, HTTP/2 and the review of our token.
     pub hello_timeout: Duration,
 }
 

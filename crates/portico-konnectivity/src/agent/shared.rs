@@ -1,4 +1,4 @@
-//! What all parts of an agent share: settings, counters, and the list of connections to endpoints.
+//! The state that all parts of an agent share: settings, counters, and the list of connections to endpoints.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,7 +2,7 @@
 //! interval. Then another address is tried meanwhile: one that hangs holds up no other.
 //!
 //! How many servers there are says each of them when it answers, or their Leases, or both. While fewer are
-//! connected, the supervisor tries, up to [`MAX_SESSIONS`]; with `--sync-forever` it tries on, and so finds
+//! connected, the supervisor tries, up to [`MAX_SESSIONS`]. With `--sync-forever` it tries on, and so finds
 //! servers that were added.
 
 use std::collections::HashSet;
@@ -47,7 +47,7 @@ enum AttemptError {
 }
 
 impl AttemptError {
-    /// Whether this passes without an operator: there is no server, or none that is able to serve.
+    /// Whether this passes without an operator. There is no server then, or none that is able to serve.
     fn is_absence(&self) -> bool {
         match self {
             Self::Resolve(_) | Self::NoAddress(_) => true,
@@ -132,8 +132,8 @@ struct Answered {
     result: Result<Joined, AttemptError>,
 }
 
-/// Tries one address that no other attempt is made to: of the server whose turn it is, or of the next one
-/// with such an address. `None`: all are being tried, or no server lacks any more.
+/// Tries one address that no other attempt is made to. It belongs to the server whose turn it is, or to the
+/// next one with such an address. `None`: all are being tried, or no server lacks any more.
 async fn attempt(
     shared: Arc<Shared>,
     sessions: Arc<Sessions>,
@@ -179,7 +179,7 @@ async fn attempt(
     None
 }
 
-/// What an attempt is made to: the look-up of a server's name, or one of its addresses. Through a proxy, all
+/// The target of an attempt: the look-up of a server's name, or one of its addresses. Through a proxy, all
 /// servers have the proxy's addresses.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Step {

@@ -5,9 +5,9 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// What the library of Go sends as its first and its second request on a connection, with the path of the
-/// socket percent-encoded and, as older versions have it, as it is. The second names the authority by its
-/// entry in the table.
+/// The first and the second request that the library of Go sends on a connection. In one pair the path of the
+/// socket is percent-encoded. In the other it is written as it is, as older versions do. The second request
+/// names the authority by its entry in the table.
 const REQUESTS: [[&str; 2]; 2] = [
     [
         "8386458f635d87f3eb716cee62158d761fcfaf41a254584a922a2c3d6d8cb65454950a8b0f53d551489377327d2c82d9\
@@ -49,7 +49,7 @@ fn headers(stream: u32, block: &[u8]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, block)
 }
 
-/// The next requests that h2 takes of what is sent, and an error where there is one.
+/// The next requests that h2 reads from the sent bytes, and an error where there is one.
 struct Server {
     client: DuplexStream,
     connection: h2::server::Connection<Authority<DuplexStream>, Bytes>,

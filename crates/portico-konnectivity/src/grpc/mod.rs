@@ -2,10 +2,11 @@
 //!
 //! A server takes a [`Call`] from a request and starts it; a client makes one with [`call`]. Both get a
 //! [`Sender`] and a [`Receiver`]. Messages leave and arrive as the bytes of h2: nothing is decoded here, and
-//! nothing is copied that came in one frame. A receiver gives window back only for what its owner says that
-//! it has passed on, and a sender takes one message at a time: flow control reaches from end to end.
+//! nothing is copied that came in one frame. A receiver gives window back only for bytes that its owner has
+//! passed on. A sender takes one message at a time. So flow control reaches from end to end.
 //!
-//! Not here: what is in a message (`portico-wire`), and when a peer is silent (the task of the connection).
+//! Not here: the content of a message (`portico-wire`), and the silence of a peer (the task of the
+//! connection).
 
 mod client;
 mod error;

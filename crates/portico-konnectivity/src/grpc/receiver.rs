@@ -16,7 +16,8 @@ use super::error::{Error, Status};
 /// Most window that an unfinished message keeps: half of the smallest that anybody gives a stream.
 const WITHHELD: usize = 32 * 1024;
 
-/// What came ahead is copied together up to this: a frame of a few bytes pins the whole buffer around it.
+/// Bytes that came ahead are copied together up to this: a frame of a few bytes pins the whole buffer around
+/// it.
 const AHEAD: usize = 64 * 1024;
 
 /// How the peer ends the stream.
@@ -43,9 +44,9 @@ pub struct Message {
 pub struct Receiver {
     stream: RecvStream,
     ends: Ends,
-    /// What came and is not a message yet, in the buffer of h2.
+    /// Bytes that came and are not a message yet, in the buffer of h2.
     chunk: Bytes,
-    /// What came behind it, see [`poll_ahead`](Self::poll_ahead); small frames together.
+    /// The bytes behind it, see [`poll_ahead`](Self::poll_ahead); small frames together.
     ahead: VecDeque<BytesMut>,
     /// Bytes of the last message, while it is not passed on.
     last: usize,
@@ -113,8 +114,8 @@ impl Receiver {
         }
     }
 
-    /// While the last message is not passed on: counts it, and keeps what comes, which h2 would keep without
-    /// counting it. Ready when the stream is lost, or others need that memory.
+    /// Counts the last message while it is not passed on, and keeps the next bytes. h2 would keep them
+    /// without counting them. Ready when the stream is lost, or others need that memory.
     pub fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if !std::mem::replace(&mut self.is_counted, true) {
             self.reservation.charge(self.last);

@@ -20,7 +20,7 @@ const COPIED: usize = 8 * 1024;
 pub struct Sender {
     stream: SendStream<Bytes>,
     activity: Arc<Activity>,
-    /// What the peer gave no window for yet: at most one message.
+    /// Bytes that the peer gave no window for yet: at most one message.
     rest: VecDeque<Bytes>,
 }
 

@@ -29,7 +29,7 @@ use super::unauthenticated::Unauthenticated;
 use crate::grpc::{Call, Status};
 use crate::streams::{DIAL, LONGEST_NAME, OFFER, STREAM_PATH, VERSION};
 
-/// What is left of the time of an agent that is refused, to read why.
+/// The rest of the time of an agent that is refused, to read why.
 const TO_READ_WHY: Duration = Duration::from_secs(1);
 
 /// Longest text by which an agent names its program; the rest is left out.

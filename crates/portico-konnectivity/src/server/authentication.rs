@@ -1,10 +1,10 @@
-//! Whether an agent may connect, and by which identity: by its token, which the API server reviews, or by the
-//! certificate that TLS has verified already. And whether it may claim what it claims (`claims`).
+//! Authenticates agents by a token, which the API server reviews, or by the certificate that TLS has
+//! verified. Then decides whether the agent may claim its identifiers (`claims`).
 //!
-//! Reviews under way and waiting are bounded, in all and of one address, and so is the time of each: agents
-//! that come back at once must not look like an attack to the API server, nor may those that make tokens up
-//! hold memory here or keep others from their review. A token that was accepted is not reviewed again for
-//! [`TIME_TO_LIVE`]: an agent that looks for further servers comes back each second.
+//! Reviews under way and waiting are bounded, in all and for each address, and so is the time of each. Agents
+//! that come back at once must not look like an attack to the API server. Agents with made-up tokens must not
+//! hold memory here, and must not keep others from their review. A token that was accepted is not reviewed
+//! again for [`TIME_TO_LIVE`]: an agent that looks for further servers comes back each second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,7 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 /// Accepted tokens that are cached; beyond that, some are reviewed again earlier.
 const MAX_CACHED: u64 = 4_096;
 
-/// What the API server says of the node of a token's pod, since Kubernetes 1.30.
+/// The node of a token's pod as the API server reports it, since Kubernetes 1.30.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
 /// Why an agent is refused: for its log and ours.
@@ -77,7 +77,7 @@ pub(crate) enum Refusal {
     Identifiers {
         /// The first claim that is too much.
         claimed: String,
-        /// The identities that it has proven.
+        /// The identities that it was authenticated as.
         identities: Vec<String>,
     },
     /// The server has as many agents as it may have.

@@ -1,9 +1,9 @@
-//! One Connect stream: an agent, the dials that it has been asked for, and the connections that it has.
+//! One Connect stream: an agent, the dials under way on it, and its connections.
 //!
 //! [`serve`] reads what the agent sends and never waits for a connection. `write` sends it control packets
 //! before the bytes of connections, and one message of each connection in turn. Control packets that wait
 //! count in the memory of the server. [`Backend::dial`] asks for a connection. Every request to an agent is
-//! cancelled when its caller is gone: by DIAL_CLS, or by CLOSE_REQ once the agent has answered. Dials have
+//! cancelled when its caller is gone. DIAL_CLS does so, or CLOSE_REQ once the agent has answered. Dials have
 //! numbers of our own towards agents, so that frontends cannot clash.
 
 use std::collections::{HashMap, HashSet};
@@ -55,7 +55,7 @@ const LOOK: Duration = Duration::from_secs(5);
 /// Connections that are closed here and not yet by the agent.
 const MAX_CLOSING: usize = 64 * 1024;
 
-/// Connections that the agent has named, that never were any here, and that it has not closed yet. An agent
+/// Connections that the agent has named and that never were any here, until it has closed them. An agent
 /// answers late to dials that nobody waits for any more.
 const MAX_UNKNOWN: usize = MAX_DIALS;
 
@@ -113,9 +113,9 @@ pub(crate) enum Opened {
 }
 
 impl Opened {
-    /// Lets an upstream agent go on while the frontend of this connection takes nothing: polled from the
-    /// start, since all connections of such an agent share its window. Returns why the connection has to
-    /// end, when it has to.
+    /// Lets an upstream agent go on while the frontend of this connection takes nothing. It is polled from
+    /// the start, because all connections of such an agent share its window. Returns why the connection has
+    /// to end, when it has to.
     pub(crate) fn pace(&self) -> impl Future<Output = ConnectionEnd> + use<> {
         let pace = match self {
             Self::Packets(connection) => Some(connection.pace()),
@@ -166,7 +166,7 @@ struct State {
     unknown: HashSet<ConnectId>,
 }
 
-/// What an agent says of itself when it connects.
+/// The facts that an agent states of itself when it connects.
 #[derive(Debug)]
 pub(crate) struct Authenticated {
     pub(crate) agent: Box<str>,
@@ -176,7 +176,7 @@ pub(crate) struct Authenticated {
     pub(crate) is_native: bool,
 }
 
-/// What waits for its turn among the bytes of other connections.
+/// Bytes that wait for their turn among those of other connections.
 #[derive(Debug)]
 enum Item {
     Bytes(Bytes),
@@ -371,7 +371,7 @@ impl Backend {
         Ok(PacketConnection::new(Arc::clone(self), id, inbox))
     }
 
-    /// Has the agent close a connection that is none here: once, however often it names it.
+    /// Has the agent close a connection that is none here. It does so once, however often the agent names it.
     fn close_unknown(&self, id: ConnectId) -> Result<(), BackendError> {
         let mut state = self.state();
         if state.closing.contains(&id) || state.unknown.contains(&id) {

@@ -68,7 +68,7 @@ impl Drop for Established {
     }
 }
 
-/// What the bridge of a connection with a stream of its own reports.
+/// The reports of the bridge of a connection with a stream of its own.
 impl Meter for Established {
     fn carried(&mut self, up: usize, down: usize) {
         self.moved(up, down);

@@ -78,7 +78,7 @@ pub(crate) struct Limits {
     pub(crate) idle: Option<Duration>,
 }
 
-/// What is learnt of a peer while it is served.
+/// The facts learnt about a peer while it is served.
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// A request was accepted, without which the connection ends at its deadline.

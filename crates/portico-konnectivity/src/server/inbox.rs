@@ -1,14 +1,14 @@
-//! What an upstream agent sent for one connection and its frontend has not taken.
+//! The bytes that an upstream agent sent for one connection and its frontend has not taken.
 //!
 //! All connections of such an agent share its Connect stream, and the protocol has no way to pause one of
 //! them. Up to `--connection-buffer` a connection costs the others nothing: the window of what is put here is
-//! given back at once. Beyond that, window is kept back until the frontend takes bytes, or a fast endpoint
-//! would run ahead of any slow line; but never for long: [`STEP`] is given back each [`PACE`] whatever the
-//! frontend does. So the others wait a tenth of a second, and never for a frontend.
+//! given back at once. Beyond that, window is kept back until the frontend takes bytes: a fast endpoint would
+//! run ahead of any slow line. It is never kept back for long: [`STEP`] is given back each [`PACE`] whatever
+//! the frontend does. So the others wait a tenth of a second, and never for a frontend.
 //!
-//! A frontend that takes less than that, 10 Mbit/s, falls behind by more and more. What all that do hold
-//! beyond their buffers is bounded: the one that has waited longest loses its connection. One that takes
-//! nothing for [`PATIENCE`] loses it in any case.
+//! A frontend that takes less than that, 10 Mbit/s, falls behind by more and more. The bytes that all such
+//! connections hold beyond their buffers are bounded. The one that has waited longest loses its connection.
+//! One that takes nothing for [`PATIENCE`] loses it in any case.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 use super::connection_end::ConnectionEnd;
 use super::counters::Counted;
 
-/// How long window is kept back. An agent of upstream's has 64 KiB under way before it waits for window, so a
+/// How long window is kept back. An agent of upstream's has 64 KiB under way before it waits for window. So a
 /// packet of another connection waits for about two of these.
 const PACE: Duration = Duration::from_millis(50);
 
@@ -38,7 +38,7 @@ const STEP: usize = 64 * 1024;
 /// half second then.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Payloads are copied together up to this: one that is kept as it came pins the whole frame around it, and
+/// Payloads are copied together up to this. One that is kept as it came pins the whole frame around it, and
 /// upstream's agents send 4 KiB at most. It is also what a frontend gets in one packet, of 4 MiB at most.
 const BLOCK: usize = 64 * 1024;
 

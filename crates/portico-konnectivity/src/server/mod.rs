@@ -1,9 +1,9 @@
 //! The server: beside an API server, which asks it for connections that agents open in the user cluster.
 //!
 //! A frontend's request ([`frontend`](self), by gRPC or HTTP CONNECT) becomes a dial ([`shared`](self)), for
-//! which a strategy picks an agent. The agent answers on its Connect stream, or with a stream of its own
-//! for the connection if it is one of ours. Then bytes are carried: by `portico-tunnel`'s bridge between a
-//! Unix socket and such a stream, otherwise by `relay`, with an `inbox` where the agent sends packets.
+//! which a strategy picks an agent. The agent answers on its Connect stream, or with a stream of its own for
+//! the connection if it is one of ours. Then `portico-tunnel`'s bridge carries the bytes between a Unix
+//! socket and such a stream. Otherwise `relay` does, with an `inbox` where the agent sends packets.
 //!
 //! Everything runs on one thread. Elsewhere: flags, pages and signals (`portico`).
 
@@ -144,8 +144,8 @@ impl Server {
         Status(Arc::clone(&self.shared))
     }
 
-    /// Stops listening and takes no more dials. What is open goes on for `limit` at most, and what was
-    /// carried leaves. Agents keep their connections, because an upstream agent that gets GOAWAY drops all of
+    /// Stops listening and takes no more dials. Open connections go on for `limit` at most, and the carried
+    /// bytes leave. Agents keep their connections, because an upstream agent that gets GOAWAY drops all of
     /// its connections. Returns how many connections are left.
     pub async fn drain(&mut self, limit: Duration) -> usize {
         self.close();

@@ -55,8 +55,8 @@ fn lost(reset: Option<Reason>) -> Ended {
 }
 
 impl NativeStream {
-    /// Answers 200, which leaves with what is sent next in the same turn: to a frontend that speaks first, an
-    /// answer of its own would cost both ends a record and a wake-up.
+    /// Answers 200. The answer leaves with the bytes that are sent next in the same turn. A frontend may
+    /// speak first, and an answer of its own would then cost both ends a record and a wake-up.
     pub(crate) fn answer(mut self) -> Result<Answered, Ended> {
         let to_agent = self.respond.send_response(Response::new(()), false).map_err(|_| Ended::AgentLost)?;
         let Self { from_agent, activity, .. } = self;
@@ -94,8 +94,8 @@ impl NativeReader {
         Ok(bytes)
     }
 
-    /// While the frontend does not take what was read last: keeps what comes, which h2 would keep without
-    /// counting it. Ready when others need that memory, and the connection has to end.
+    /// Keeps the next bytes while the frontend does not take the last ones. h2 would keep them without
+    /// counting them. Ready when others need that memory, and the connection has to end.
     pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while let Poll::Ready(next) = self.poll_next(cx) {
             match next {
@@ -127,8 +127,8 @@ impl NativeReader {
 }
 
 impl NativeWriter {
-    /// Sends bytes as far and as fast as the agent gives window, and its connection takes them: what waits
-    /// for that is bounded, however many streams it has.
+    /// Sends bytes as far and as fast as the agent gives window, and its connection takes them. The bytes
+    /// that wait for that are bounded, however many streams it has.
     pub(crate) async fn write(&mut self, mut bytes: Bytes) -> Result<(), Ended> {
         // Given up with the write: nobody else would have the room that it keeps in line for.
         let mut turn = RoomTurn::default();

@@ -1,5 +1,5 @@
 //! Carries the bytes of one connection between a frontend and an agent, where `portico-tunnel`'s bridge
-//! cannot: the frontend speaks gRPC or TLS, or the agent sends packets.
+//! cannot. The frontend then speaks gRPC or TLS, or the agent sends packets.
 //!
 //! | The frontend | towards an endpoint with a stream of its own | towards one by packets |
 //! |---|---|---|
@@ -29,7 +29,8 @@ use super::settings::CLOSING;
 /// Most bytes of one packet to an agent: others have their turn after it.
 const PACKET: usize = 64 * 1024;
 
-/// What a frontend takes at a time counts as progress. One that takes 26 KB/s makes some within [`CLOSING`].
+/// The bytes that count as progress once a frontend takes them. One that takes 26 KB/s makes some within
+/// [`CLOSING`].
 const PART: usize = 256 * 1024;
 
 /// The frontend is lost.
@@ -41,8 +42,8 @@ pub(crate) trait Source: Send {
     /// The next bytes; `None` at the end. What was returned before has been passed on.
     fn read(&mut self) -> impl Future<Output = Result<Option<Bytes>, FrontendLost>> + Send;
 
-    /// Polled while the endpoint does not take what was read: counts what comes meanwhile. Ready with the
-    /// reason when the connection has to end.
+    /// Polled while the endpoint does not take the bytes read. It counts further bytes meanwhile. Ready with
+    /// the reason when the connection has to end.
     fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd>;
 
     /// Whether the frontend wants no more answers once it has ended.
@@ -57,8 +58,8 @@ pub(crate) trait Sink: Send {
     /// Nothing more comes from the endpoint.
     fn end(&mut self) -> impl Future<Output = Result<(), FrontendLost>> + Send;
 
-    /// Ready once the frontend is lost, which reading it shows only while it is read: not while the endpoint
-    /// takes nothing, nor after its end.
+    /// Ready once the frontend is lost. Reading shows this only while the frontend is read. It is not read
+    /// while the endpoint takes nothing, nor after its end.
     fn lost(&mut self) -> impl Future<Output = ()> + Send;
 }
 
@@ -157,8 +158,8 @@ pub(crate) async fn relay(
         }
     };
     established.ends(end);
-    // Before the frontend is notified, which may take its time: nobody counts what a reader holds meanwhile,
-    // and of packets others wait for the window.
+    // Before the frontend is notified, which may take its time. A reader's bytes are not counted meanwhile,
+    // and with packets other connections wait for the window.
     drop(reader);
     if !is_native {
         drop(established);
@@ -336,7 +337,7 @@ async fn directions(
 ) -> ConnectionEnd {
     let (mut up, mut down) = (pin!(up), pin!(down));
     let up_ended = tokio::select! {
-        // What a frontend sent before it was lost comes first, as far as the endpoint takes it.
+        // The bytes that a frontend sent before it was lost come first, as far as the endpoint takes them.
         biased;
         ended = &mut up => ended,
         end = &mut down => return end,

@@ -1,4 +1,4 @@
-//! What an operator may set, and the bounds that nobody has to.
+//! The settings of an operator, and the fixed bounds.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ pub(crate) const CLOSING: Duration = Duration::from_secs(10);
 /// How long a frontend may take to read that it is connected.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
-/// Between two looks at an agent of ours, the second of which sends PING if nothing came since the first; and
-/// how long its answer may take. A half-open one is found within three of them: ten seconds.
+/// Between two looks at an agent of ours, and how long its answer may take. The second look sends PING if
+/// nothing came since the first. A half-open one is found within three of them: ten seconds.
 pub(crate) const NATIVE_PING: Duration = Duration::from_secs(3);
 
-/// What an upstream agent gets at most: a server with the default of one hour keeps vanished agents for as
-/// long.
+/// The longest interval of PINGs to an upstream agent. A server with the default of one hour keeps vanished
+/// agents for as long.
 pub(crate) const MAX_PING: Duration = Duration::from_secs(30);
 
 /// How long an upstream peer may take to answer a PING. As upstream's server.
 pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long the kernel lets an agent take nothing. Longer than PING takes to find one that is silent: a
-/// connection that the kernel has given up can no longer tell an agent that it is over.
+/// How long the kernel lets an agent take nothing. PING finds a silent one earlier. A connection that the
+/// kernel has given up can no longer tell an agent that it is over.
 pub(crate) const UNREAD: Duration = Duration::from_mins(2);
 
 /// How long the end of a silent upstream agent's connection is sent again. By itself such an agent sends

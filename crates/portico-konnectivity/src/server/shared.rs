@@ -1,4 +1,4 @@
-//! What all connections of a server share, and how a dial finds its agent.
+//! The state that all connections of a server share, and the way from a dial to its agent.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -25,8 +25,9 @@ use super::registry::Registry;
 use super::settings::{MAX_AWAY, MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
 use crate::streams::NO_ROOM;
 
-/// Agents that are asked for one connection, one after the other, if they are lost meanwhile, have no room,
-/// or do not answer within their share of the time that is left. The last fit one has all of it.
+/// Agents that are asked for one connection, one after the other. The next one is asked if an agent is lost,
+/// has no room, or does not answer within its share of the time left. The last fit agent has all of that
+/// time.
 const AGENTS_TRIED: u32 = 3;
 
 /// Least share of the time: an agent itself gives up after five seconds, and says why.

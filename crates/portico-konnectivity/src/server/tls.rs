@@ -85,7 +85,7 @@ pub struct ServerTls {
     options: TlsOptions,
     alpn: &'static [u8],
     current: ArcSwap<ServerConfig>,
-    /// What was read last: comparing is cheaper than trusting time stamps.
+    /// The content that was read last: comparing is cheaper than trusting time stamps.
     read: Mutex<Contents>,
 }
 

@@ -1,4 +1,4 @@
-//! What bounds a connection whose peer has not authenticated.
+//! The bounds of a connection whose peer has not authenticated.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -9,8 +9,8 @@ use thiserror::Error;
 
 use super::settings::TLS_HANDSHAKE;
 
-/// What a connection has until its peer has authenticated: a slot, which it loses to others if it takes its
-/// time, and a limit to what is read.
+/// The bounds of a connection until its peer has authenticated: a slot, and a limit to the bytes read. It
+/// loses the slot to others if it takes its time.
 #[derive(Debug)]
 pub(crate) struct Unauthenticated {
     pub(crate) slot: Slot,

@@ -1,8 +1,8 @@
-//! A client certificate that stands in files is read again when they change, as by client-go: a program whose
+//! A client certificate that stands in files is read again when they change, as by client-go. A program whose
 //! certificate is renewed needs no restart.
 //!
-//! Connections are left as well: an API server looks at the certificate of a connection for every request,
-//! and one that is always busy would outlive its certificate.
+//! Connections are left as well. An API server looks at the certificate of a connection for every request,
+//! and a connection that is always busy would outlive its certificate.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,8 +66,8 @@ impl<C, M> Files<C, M>
 where
     M: Fn() -> kube::Result<Client<C, Body>>,
 {
-    /// Leaves the connections once the files have changed. What cannot be used changes nothing: certificate
-    /// and key may be written one after the other.
+    /// Leaves the connections once the files have changed. An unusable file changes nothing: certificate and
+    /// key may be written one after the other.
     fn current(&mut self) -> &Client<C, Body> {
         let written = written(&self.paths);
         if written != self.written {

@@ -1,5 +1,5 @@
-//! Lists of an API server that is not trusted, by the columns that kubectl shows: short, whatever the objects
-//! hold.
+//! Lists of an API server that is not trusted, by the columns that kubectl shows. They are short, whatever
+//! the objects hold.
 
 use http::{Method, header};
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! One direction of a connection: read, write, and what is held between the two.
 //!
 //! The buffer belongs to the thread; a pipe for splice(2) is lent only while a transfer is large. After a
-//! read that did not fill the buffer the socket is taken to be empty, which saves the read that would only
+//! read that did not fill the buffer the socket is taken to be empty. This saves the read that would only
 //! learn so.
 
 use std::cell::RefCell;
@@ -19,7 +19,7 @@ use crate::stream::{Socket, Stream, attempt, receive, send_some};
 /// The buffer of a thread. No TCP receive window of a connection at rest is larger.
 const SCRATCH: usize = 64 * 1024;
 
-/// What one read takes where no pipe is to be had, and therefore the most a blocked direction holds.
+/// The bytes of one read where no pipe is to be had. A blocked direction therefore holds no more.
 const COPY_CHUNK: usize = 16 * 1024;
 
 /// A read of this size suggests that more is coming.
@@ -163,9 +163,9 @@ impl Direction {
         Stop::Ended
     }
 
-    /// Whether the sender has something. A task is woken for either of its sockets and then looks at both:
-    /// the one that it waits for already it need not wait for again, which takes a lock and two looks at the
-    /// task's budget.
+    /// Whether the sender has something. A wake-up for either socket makes the task look at both. If the task
+    /// waits for this one already, it does not register again: that takes a lock and two looks at the task's
+    /// budget.
     fn poll_sender(&mut self, cx: &mut Context<'_>, from: &Stream) -> Poll<io::Result<()>> {
         // Only looks: a call that finds nothing is what clears tokio's readiness.
         if from.try_io(Interest::READABLE, || Ok(())).is_ok() {
@@ -261,9 +261,9 @@ impl Direction {
         })
     }
 
-    /// The sender has nothing for now. A transfer that pauses goes on splicing, for the first reads of a copy
-    /// cost as much as all that a splice saves; what has become a conversation goes back to copying, which is
-    /// cheaper for few bytes.
+    /// The sender has nothing for now. A transfer that pauses goes on splicing: the first reads of a copy
+    /// cost as much as all that a splice saves. A transfer that has become a conversation goes back to
+    /// copying, which is cheaper for few bytes.
     fn rest(&mut self, cx: &mut Context<'_>, from: &Stream, moved: usize) {
         self.give_pipe_back();
         if !self.splicing {

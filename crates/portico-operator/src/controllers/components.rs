@@ -6,8 +6,8 @@
 //! that is killed between two of them leaves the rest to the next one. Objects of somebody else are
 //! reported and left alone, and where KKP's controllers run nothing is written at all.
 //!
-//! There is one gateway, whatever the number of Seeds: that of the one that `--seed` names, or of the only
-//! one.
+//! There is one gateway, whatever the number of Seeds. It belongs to the Seed that `--seed` names, or to the
+//! only one.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,11 +1,11 @@
-//! The ExposedCluster controller: one ExposedCluster for each Cluster, so that gateways need no right to read
+//! The ExposedCluster controller: one ExposedCluster for each Cluster. So gateways need no right to read
 //! Clusters, which hold admin tokens.
 //!
 //! What an ExposedCluster says is decided by [`portico_expose::projection`]. It is written by server-side
 //! apply, only if something differs, and only by the leader. It is owned by its Cluster and goes with it: the
 //! garbage collector of the seed deletes it. A Cluster that must not be used as written keeps the
-//! ExposedCluster it has, and so does one that an operator migrates. Every object is written by itself, so
-//! that a process that is killed between two writes leaves the rest to the next one.
+//! ExposedCluster it has. So does one that an operator migrates. Every object is written by itself, so that a
+//! process that is killed between two writes leaves the rest to the next one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -204,7 +204,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
 }
 
 impl Context {
-    /// The ExposedCluster as it should be; `None` while that is not known, or this replica does not write.
+    /// The ExposedCluster as it should be. `None` while that is not known, or this replica does not write.
     async fn wanted(&self, cluster: &Cluster) -> Option<Value> {
         let known = self.installation.seeds.is_known() && self.installation.configurations.is_known();
         if !self.leads.borrow().now() || !known || !self.written.is_known() {
@@ -343,8 +343,8 @@ pub(crate) fn reference(cluster: &Cluster) -> ObjectReference {
     }
 }
 
-/// The ExposedCluster of `cluster` as it is applied, with these doors, or else the one that the Cluster asks
-/// for, at the address that it has.
+/// The ExposedCluster of `cluster` as it is applied, with these doors. Without them it has the door that the
+/// Cluster asks for, at the address that it has.
 ///
 /// # Errors
 /// Why the Cluster, or what stands above it, must not be used as written. What was written before stays.

@@ -4,10 +4,10 @@
 //! of a cluster with the strategy LoadBalancer (`front-loadbalancer`, which KKP makes) has those of its
 //! cluster.
 //!
-//! Every replica watches and plans, so that a new leader knows everything at once and all replicas report the
-//! same numbers; only the leader writes, and only if something differs. Bursts of changes become one write
-//! ([`Debounce`]), because cloud load balancers are slow. What keeps a Service from being as wanted is in the
-//! status, in Events and in a condition. Which ports there should be is decided by
+//! Every replica watches and plans: a new leader knows everything at once, and all replicas report the same
+//! numbers. Only the leader writes, and only if something differs. Bursts of changes become one write
+//! ([`Debounce`]), because cloud load balancers are slow. The reasons why a Service is not as wanted are in
+//! the status, in Events and in a condition. Which ports there should be is decided by
 //! [`portico_expose::front`]. Other writers are yielded to (`contention`).
 
 use std::collections::BTreeMap;
@@ -218,11 +218,11 @@ struct Context {
     fronts: Mutex<BTreeMap<ObjectKey, State>>,
 }
 
-/// What one reconciliation of a front Service leaves for the next.
+/// The state that one reconciliation of a front Service leaves for the next.
 #[derive(Debug)]
 struct State {
     debounce: Debounce,
-    /// What the last write left, while this replica leads.
+    /// The result of the last write, while this replica leads.
     left: Option<Left>,
     contention: Contention,
     announced: Announced,
@@ -546,7 +546,7 @@ impl Context {
         self.changed(self.existing())
     }
 
-    /// Drops what is kept about front Services that are gone, and says so about the one of the seed.
+    /// Drops the records of front Services that are gone, and reports the one of the seed.
     fn forget_all_but(&self, existing: &[ObjectKey]) {
         self.fronts().retain(|key, _| existing.contains(key));
         let seed = &self.settings.plan.front;

@@ -1,4 +1,4 @@
-//! What a client needs that reads the metrics of one cluster.
+//! The credentials of a client that reads the metrics of one cluster.
 
 use std::sync::Arc;
 

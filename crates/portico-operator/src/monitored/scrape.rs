@@ -45,7 +45,7 @@ pub enum ScrapeError {
     /// The TLS handshake failed.
     #[error("TLS: {0}")]
     Tls(#[source] std::io::Error),
-    /// What the program sent is not HTTP, or was cut off.
+    /// The program's answer is not HTTP, or was cut off.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
     /// The program answered with another status than 200.
@@ -116,7 +116,8 @@ impl ScrapeCounts {
     }
 }
 
-/// Counts a scrape when it is dropped: also one whose client went away, or had to make room for another.
+/// Counts a scrape when it is dropped. A scrape whose client went away, or that had to make room for another,
+/// counts too.
 struct Ending<'a> {
     counts: &'a ScrapeCounts,
     source: Source,

@@ -1,4 +1,4 @@
-//! What a role may do: what may connect to it, and what it connects to.
+//! The traffic that a role may have: clients that may connect to it, and servers that it connects to.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -65,17 +65,17 @@ impl Rule {
     }
 }
 
-/// What machines of one role of a product may do, or of several: a firewall that refuses the rest must know
-/// all that a machine is.
+/// The traffic that machines of one role of a product may have, or of several roles. A firewall that refuses
+/// the rest must know all roles of a machine.
 #[derive(Debug, Clone)]
 pub struct Ruleset {
     /// The product.
     pub product: &'static Product,
-    /// What these machines are, in the order of the model.
+    /// The roles of these machines, in the order of the model.
     pub roles: Vec<&'static Role>,
     /// Their addresses, as far as they are known.
     pub own: Addresses,
-    /// What is allowed, in the order of the model.
+    /// The allowed flows, in the order of the model.
     pub rules: Vec<Rule>,
 }
 

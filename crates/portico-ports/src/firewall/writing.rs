@@ -1,4 +1,4 @@
-//! What all writers take besides the rules, and what they give.
+//! The input of all writers besides the rules, and their output.
 
 use thiserror::Error;
 

@@ -1,4 +1,4 @@
-//! What is needed against what is in force.
+//! Compares the needed flows with the rules in force.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -60,7 +60,7 @@ pub struct NeedlessRule {
     pub needed_by: Vec<&'static str>,
 }
 
-/// Compares what a role needs with what is in force.
+/// Compares the needs of a role with the rules in force.
 pub fn compare(needed: &Ruleset, in_force: &InForce) -> Comparison {
     let mut comparison = Comparison { not_judged: in_force.not_judged.clone(), ..Comparison::default() };
     for rule in &needed.rules {

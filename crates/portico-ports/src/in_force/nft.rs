@@ -69,7 +69,8 @@ fn text(rule: &Value) -> String {
     format!("{} handle {}{comment}", unique(rule, &rule["chain"]), rule["handle"])
 }
 
-/// `None` if it is not understood, `Some(None)` if it is for connections that exist, or for the loopback.
+/// `None` if the rule is not understood. `Some(None)` if it is for connections that exist, or for the
+/// loopback.
 fn step(rule: &Value, sets: &Sets<'_>) -> Option<Option<Step>> {
     let mut step = Step::new(text(rule));
     for expression in rule["expr"].as_array()? {

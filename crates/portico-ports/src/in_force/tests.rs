@@ -137,7 +137,7 @@ fn ranges_beside_a_group_are_judged_and_the_group_is_reported() {
     }
 }
 
-/// What `nft -j` prints of an input chain that drops, which jumps to another, and of one rule.
+/// The output of `nft -j` for an input chain that drops and jumps to another, and for one rule.
 fn nft(chain: &str, matches: &[Value]) -> String {
     let mut expressions: Vec<Value> = matches.iter().map(|one| json!({"match": one})).collect();
     expressions.push(json!({"accept": null}));
@@ -169,7 +169,7 @@ fn a_match_of_nftables_that_a_step_cannot_hold_is_reported_and_not_guessed() {
     let family = |right: Value| json!({"op": "==", "left": {"meta": {"key": "nfproto"}}, "right": right});
     let transport = |right: Value| json!({"op": "==", "left": {"meta": {"key": "l4proto"}}, "right": right});
     for (chain, matches) in [
-        // The machine's own address: whoever asks is let in.
+        // The machine's own address: any client is let in.
         ("input", vec![payload("ip", "daddr", workers()), kubelet()]),
         ("called", vec![payload("ip", "daddr", workers()), kubelet()]),
         ("output", vec![payload("ip", "saddr", workers()), kubelet()]),

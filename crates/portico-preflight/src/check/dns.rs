@@ -1,4 +1,4 @@
-//! Names: whether a name server answers, by UDP and by TCP, and whether a name resolves on this machine.
+//! Two checks of names: a name server answers, by UDP and by TCP; a name resolves on this machine.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,5 @@
-//! A TCP connection: whether it is accepted, and by a responder or by something that waits for the client.
+//! A TCP connection: whether it is accepted. A responder may accept it, or a program that waits for the
+//! client.
 
 use std::io;
 use std::net::SocketAddr;

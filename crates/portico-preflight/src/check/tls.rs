@@ -1,6 +1,6 @@
 //! TLS to a server, through a corporate proxy if one leads there: chain, name, ALPN, and the server's clock.
 //!
-//! Nothing is trusted for it: the connection carries one request without credentials, for the `Date` header,
+//! No trust is needed for it. The connection carries one request without credentials, for the `Date` header,
 //! and only where HTTP/1.1 was agreed on.
 
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct Server {
     pub alpn: Vec<Box<str>>,
 }
 
-/// What was seen, and the clock on the way.
+/// The observation, and the clock on the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handshake {
     /// What was seen.

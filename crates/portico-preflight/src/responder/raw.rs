@@ -1,8 +1,8 @@
 //! Raw sockets: IP-in-IP, and UDP ports that another program has, such as VXLAN's.
 //!
-//! The kernel gives a raw socket a copy of each packet, after the firewall has let it in and beside the
-//! program whose port it is. The packet filter of the socket drops all but probes in the kernel, so that the
-//! traffic of a container network costs some instructions a packet, and no copy.
+//! The kernel gives a raw socket a copy of each packet that the firewall has let in. The program that has the
+//! port gets it as well. The packet filter of the socket drops all but probes in the kernel. So the traffic
+//! of a container network costs some instructions a packet, and no copy.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -49,7 +49,7 @@ impl RawSocket {
         Ok(Self { socket, address, kind: Kind::Udp(ports) })
     }
 
-    /// What is sent back for a packet of `from`.
+    /// The answer to a packet of `from`.
     fn reply(&self, packet: &[u8], from: IpAddr) -> Option<Vec<u8>> {
         let packet = if self.address.is_ipv4() { ip::payload(packet)? } else { packet };
         match (&self.kind, self.address, from) {

@@ -1,4 +1,5 @@
-//! What the sockets of a responder share: peers, bounds and counts, by which each decides what it answers.
+//! The state that the sockets of a responder share: peers, bounds and counts. Each decides by it what it
+//! answers.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

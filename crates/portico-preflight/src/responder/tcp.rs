@@ -47,7 +47,8 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> io::Err
     }
 }
 
-/// A stranger's connection, and one too many, is closed at once: what asks whether the port is open knows.
+/// A stranger's connection is closed at once, and so is one too many. A check then knows that the port is
+/// open.
 fn accepted(stream: TcpStream, peer: IpAddr, shared: &Arc<Shared>) {
     if !shared.knows(peer) {
         return;

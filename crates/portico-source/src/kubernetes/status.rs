@@ -25,12 +25,12 @@ pub struct KubernetesStatus {
     /// Why the last discovery failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discovery_error: Option<String>,
-    /// What keeps the Services of clusters, and the gateway with them, from being served.
+    /// The obstacle that keeps the Services of clusters, and the gateway with them, from being served.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lacks: Option<Lacking>,
 }
 
-/// What is missing though there are Services of clusters.
+/// The missing kind or objects though there are Services of clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lacking {
@@ -41,7 +41,7 @@ pub enum Lacking {
 }
 
 impl Lacking {
-    /// What is missing, and what to do about it.
+    /// The missing part, and the remedy.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::ExposedClusters => {

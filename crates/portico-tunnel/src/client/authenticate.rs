@@ -1,8 +1,8 @@
-//! Whether gateways accept our identity: asked on every new tunnel, with every new token, when a gateway
-//! refuses a stream for it, and again and again while it is refused, because the gateway may have known less
-//! than we show.
+//! Asks gateways whether they accept our identity. It asks on every new tunnel, with every new token, and
+//! when a gateway refuses a stream for it. While the identity is refused, the question is repeated: the
+//! gateway may have known less than we show.
 //!
-//! The answer to `OPTIONS *` decides, not the one to CONNECT: a gateway may accept us and still refuse one
+//! The answer to `OPTIONS *` decides, not the one to CONNECT. A gateway may accept us and still refuse one
 //! name with 403, which must not make an agent unready. Refusals of CONNECT count only where a gateway does
 //! not know the question.
 //!

@@ -1,11 +1,11 @@
 //! How long to wait before the next attempt to connect to a gateway.
 //!
-//! While a stream waits, an *absent* gateway is tried several times a second: that costs the gateway nothing,
+//! While a stream waits, an *absent* gateway is tried several times a second. That costs the gateway nothing,
 //! and it is found as soon as it is back. An *overwhelmed* gateway accepts connections but does not finish
-//! the handshake: waits grow whether a stream waits or not, so that twenty thousand nodes do not stampede a
-//! gateway that just came up. An *unfit* gateway needs an operator (its certificate is wrong, say): it is
-//! tried every few seconds, because each attempt costs it a signature. Without a stream that waits, waits
-//! grow in every case.
+//! the handshake. For it the waits grow whether a stream waits or not: twenty thousand nodes must not
+//! stampede a gateway that just came up. An *unfit* gateway needs an operator (its certificate is wrong,
+//! say). It is tried every few seconds, because each attempt costs it a signature. Without a stream that
+//! waits, waits grow in every case.
 
 use std::time::Duration;
 

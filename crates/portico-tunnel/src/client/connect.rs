@@ -1,4 +1,4 @@
-//! From an endpoint to a tunnel that is up: TCP, a proxy, TLS, HTTP/2; and what a failure means.
+//! From an endpoint to a tunnel that is up: TCP, a proxy, TLS, HTTP/2. Also the meaning of a failure.
 
 use std::sync::Arc;
 

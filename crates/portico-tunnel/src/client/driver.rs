@@ -21,7 +21,8 @@ use crate::keepalive::KeepAlive;
 use crate::settings::{FRAME_SIZE, HEADER_LIST, SEND_BUFFER};
 use crate::turn::{Batched, Turn, batched};
 
-/// Streams that a gateway is assumed to allow until it says so (RFC 9113 section 6.5.2: at least 100).
+/// Streams that a gateway is assumed to allow until it says so. RFC 9113 section 6.5.2 recommends at least
+/// 100.
 const FIRST_STREAMS: usize = 100;
 
 struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
@@ -64,8 +65,8 @@ fn builder(settings: &ClientSettings) -> Builder {
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.connection_window())
         .initial_max_send_streams(FIRST_STREAMS)
-        // Pods that leave reset their streams: what is under way there is no fault of the gateway's, which is
-        // trusted.
+        // Pods that leave reset their streams. Frames under way on these are no fault of the gateway's, which
+        // is trusted.
         .max_local_error_reset_streams(None)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// An address is removed when DNS has left it out for this long: a name server may give a few of many
-/// addresses, and others the next time. If each answer gives eight of sixteen, an address is missing from the
-/// fifteen or so answers of that time once in 30,000 times.
+/// An address is removed when DNS has left it out for this long. A name server may give a few of many
+/// addresses, and others the next time. Suppose each answer gives eight of sixteen. Then an address is
+/// missing from the fifteen or so answers of that time once in 30,000 times.
 const GONE: Duration = Duration::from_secs(600);
 
 /// The most addresses that are kept though the last answer lacks them. The longest missing go first.
@@ -107,9 +107,9 @@ impl Endpoints {
         }
     }
 
-    /// Returns the best address for one more tunnel: one that did not fail just now, then the one with the
-    /// fewest tunnels (`used`, an entry a tunnel), then the one that failed longest ago. `random` (0 to 1)
-    /// chooses among equals. `None` if no name resolves.
+    /// Returns the best address for one more tunnel. Addresses that did not fail just now come first. Next
+    /// come those with the fewest tunnels (`used`, an entry a tunnel), then the one that failed longest ago.
+    /// `random` (0 to 1) chooses among equals. `None` if no name resolves.
     pub(super) fn choose(&self, used: &[SocketAddr], now: Instant, random: f64) -> Option<Endpoint> {
         let rank = |known: &Known| {
             let avoided = known.is_avoided(now);

@@ -19,8 +19,8 @@ const EVENTS: usize = 64;
 
 /// What has happened.
 pub(super) enum Event {
-    /// Something in the view: a tunnel changed its state or is full, a stream waits for a tunnel, the
-    /// certificate was renewed, or the client stops.
+    /// Something in the view: a tunnel changed its state or is full, or a stream waits for a tunnel. It may
+    /// also be a renewed certificate, or the stop of the client.
     Changed,
     /// An attempt to connect has ended.
     Connected { attempt: AttemptId, result: Result<Connection, Failure> },

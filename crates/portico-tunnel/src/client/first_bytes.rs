@@ -1,10 +1,10 @@
-//! What a client of TLS says first, sent along with CONNECT: a connection through the tunnel takes one round
-//! trip to the gateway less.
+//! The first bytes of a TLS client, sent along with CONNECT. A connection through the tunnel then takes one
+//! round trip to the gateway less.
 //!
-//! Only a TLS handshake is sent before the gateway has answered. If the tunnel breaks meanwhile it is sent
-//! again on another, and a control plane may see it twice, which has no effect before its own answer (RFC
-//! 8446 section 2). Anything else waits for the answer. A gateway of another make buffers what comes early,
-//! as it must: the stream's window allows it (RFC 9113 section 5.2).
+//! Only a TLS handshake is sent before the gateway has answered. If the tunnel breaks meanwhile, the
+//! handshake is sent again on another. A control plane may then see it twice. That has no effect before its
+//! own answer (RFC 8446 section 2). Anything else waits for the answer. A gateway of another make buffers
+//! what comes early, as it must: the stream's window allows it (RFC 9113 section 5.2).
 
 use std::task::{Context, Poll};
 
@@ -14,8 +14,8 @@ use portico_net::Socket;
 use crate::chunk;
 use crate::settings::FIRST_REQUESTS;
 
-/// The most bytes. A ClientHello has 2 KiB with post-quantum key shares. Those of all requests that may be
-/// under way before the gateway has accepted our identity fit into the 64 KiB of window that it gives then.
+/// The most bytes. A ClientHello has 2 KiB with post-quantum key shares. Before the gateway has accepted our
+/// identity, it gives 64 KiB of window. The first bytes of all requests under way then must fit into it.
 const MOST: usize = 65_535 / FIRST_REQUESTS as usize;
 
 /// The type of a TLS record that holds handshake messages (RFC 8446 section 5.1).

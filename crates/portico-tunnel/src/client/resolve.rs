@@ -1,4 +1,4 @@
-//! What the names of the gateways resolve to, and when they are resolved again. Pure; the supervisor asks.
+//! The addresses of the gateways' names, and when they are resolved again. Pure; the supervisor asks.
 //!
 //! A name is resolved again when something at one of its addresses fails, and when its answer has expired. An
 //! attempt to connect waits for an answer only for a moment if an address is known. A failed question changes
@@ -14,8 +14,9 @@ use super::endpoints::Endpoints;
 /// The shortest time between two questions for one name.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// The time between two questions for one name while all is well, so that twenty thousand nodes do not load
-/// the name servers and a node at rest sleeps. Up to half as much is added, so that they do not ask together.
+/// The time between two questions for one name while all is well. Twenty thousand nodes must not load the
+/// name servers, and a node at rest must sleep. Up to half as much is added, so that they do not ask
+/// together.
 const REFRESH: Duration = Duration::from_secs(30);
 
 /// How long an attempt waits for an answer if an address is known already. A name server that is up is

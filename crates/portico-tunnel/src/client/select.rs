@@ -1,5 +1,5 @@
-//! Which tunnel gets a new stream: a live one with few, another if that one does not answer or does not know
-//! our identity, the first that comes up if there is none.
+//! Selects the tunnel that gets a new stream: a live one with few streams. If it does not answer or does not
+//! know our identity, another is asked. If there is none, the first that comes up is.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use super::view::View;
 const MOST_REQUESTS: u32 = 16;
 
 /// Streams are spread over the tunnels in groups of this size. The frames of a group leave in one write and
-/// wake the gateway once: with 16 connections that exchange small messages, one group costs a fifth less
-/// than two halves.
+/// wake the gateway once. With 16 connections that exchange small messages, one group costs a fifth less than
+/// two halves.
 const GROUP: u32 = 32;
 
 /// Why there is no stream.
@@ -183,8 +183,8 @@ impl View {
         })
     }
 
-    /// Returns once a tunnel that was not tried is there, one that was tried has come back, a full one has
-    /// room for one more stream, or the client stops.
+    /// Returns once another tunnel can be asked, or the client stops. It may be new, or may have been tried
+    /// and have come back. A full one may have room for one more stream.
     async fn another(&self, tried: &[Arc<Tunnel>]) {
         let _demand = self.wait_for_tunnel();
         loop {
@@ -211,7 +211,7 @@ fn why_no_more(last: Option<&str>) -> String {
 }
 
 /// Whether another gateway may accept the request. A gateway that does not know the cluster yet, is over its
-/// budget or stops refuses alone. So does one that cannot have our token reviewed: an unauthenticated client
+/// budget or stops refuses alone. So does one that cannot have our token reviewed. An unauthenticated client
 /// gets 401 whatever the cause, so that it does not learn which clusters exist.
 fn may_differ(status: StatusCode) -> bool {
     let of_this_gateway = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND, StatusCode::TOO_MANY_REQUESTS];

@@ -71,7 +71,7 @@ impl ClientSettings {
             // seconds. At rest that is a PING every two seconds.
             ping_interval: Duration::from_secs(1),
             ping_timeout: Duration::from_millis(900),
-            // A network that is gone for half a minute costs no stream: TCP delivers what was in flight once
+            // A network that is gone for half a minute costs no stream. TCP delivers the bytes in flight once
             // it is back.
             give_up_after: Duration::from_secs(60),
             // Ten thousand agents that return at once keep one core of a gateway busy for seven seconds. An

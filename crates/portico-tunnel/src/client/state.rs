@@ -1,9 +1,9 @@
 //! Which tunnels are wanted, and the next step from those that are there. Pure: no I/O, and the caller has
 //! the clock.
 //!
-//! As many live tunnels as configured are wanted, with room for streams, spread over the gateway addresses
-//! that DNS gives, each opened with the current certificate. [`State::steps`] returns what to do next. Two
-//! things are done:
+//! As many live tunnels as configured are wanted, with room for streams. They are spread over the gateway
+//! addresses that DNS gives, and each is opened with the current certificate. [`State::steps`] returns what
+//! to do next. Two things are done:
 //!
 //! * A *missing* tunnel is connected, with back-off. A tunnel that drains, is unresponsive or is full counts
 //!   as missing, but beyond the configured number there are at most `max_tunnels`.
@@ -31,7 +31,7 @@ const REPLACE_WITHIN: Duration = Duration::from_secs(2);
 /// A lost tunnel is replaced within this time while a stream waits.
 const REPLACE_WITHIN_WANTED: Duration = Duration::from_millis(200);
 
-/// How long a tunnel on which our identity is refused stays at first, give or take a half. What is wrong may
+/// How long a tunnel on which our identity is refused stays at first, give or take a half. The cause may
 /// pass: an API server that was away, a token that comes late.
 const REPLACE_REFUSED: Duration = Duration::from_secs(10);
 
@@ -48,7 +48,7 @@ pub(super) struct State {
     names: Names,
     /// One a wanted tunnel, and a last one for replacements.
     attempts: Vec<Attempt>,
-    /// What the last attempt is for, while it is under way.
+    /// The purpose of the last attempt, while it is under way.
     replacement: Option<(Reason, TunnelId)>,
     /// When each of [`REASONS`] is acted on. `None` while there is nothing to act on.
     timers: [Option<Instant>; REASONS.len()],
@@ -56,7 +56,7 @@ pub(super) struct State {
     random: fn() -> f64,
 }
 
-/// What the state needs to know of a tunnel.
+/// The facts about a tunnel that the state needs.
 #[derive(Debug, Clone)]
 pub(super) struct TunnelFacts {
     pub(super) origin: TunnelOrigin,
@@ -282,7 +282,7 @@ impl State {
             .collect()
     }
 
-    /// What was wrong may be right with the renewed certificate or CA. Other nodes learn of it too, so not at
+    /// The problem may be gone with the renewed certificate or CA. Other nodes learn of it too, so not at
     /// once.
     fn retry_after_renewal(&mut self, now: Instant) {
         let random = self.random;
@@ -366,8 +366,8 @@ impl State {
 
     // === Rebalancing ===
 
-    /// Starts the next replacement that is due, unless one is under way, and retires a tunnel too many that
-    /// is due.
+    /// Starts the next replacement that is due, unless one is under way. Retires a surplus tunnel that is
+    /// due.
     fn rebalance(&mut self, tunnels: &[TunnelFacts], now: Instant, steps: &mut Vec<Step>) {
         for reason in REASONS {
             if self.replacement.is_some() {
@@ -429,7 +429,7 @@ impl State {
 
     /// Returns a surplus tunnel to retire: from the gateway address with the most tunnels, the one with the
     /// fewest streams. `None` while the remaining tunnels would be more than half full, or too few of them
-    /// would have room, because one would be opened again soon.
+    /// would have room. One would be opened again soon.
     fn surplus(&self, tunnels: &[TunnelFacts]) -> Option<TunnelId> {
         let live: Vec<&TunnelFacts> = tunnels.iter().filter(|tunnel| tunnel.is_live()).collect();
         if live.len() <= self.wanted {

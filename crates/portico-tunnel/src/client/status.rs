@@ -1,4 +1,4 @@
-//! What can be seen from outside: every tunnel, every attempt to connect one, and counters.
+//! The view from outside: every tunnel, every attempt to connect one, and counters.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -78,8 +78,8 @@ impl Supervisor {
         }
     }
 
-    /// Compares what is wanted with what is there, and starts the next steps. Returns when to do so again if
-    /// nothing happens before; `None` if there is nothing left to do for ever.
+    /// Compares the wanted tunnels with the present ones, and starts the next steps. Returns when to do so
+    /// again if nothing happens before. `None` if there is nothing left to do for ever.
     fn reconcile(&mut self, now: Instant) -> Option<Option<Instant>> {
         self.look_at_tunnels(now);
         if self.view.is_stopping() {

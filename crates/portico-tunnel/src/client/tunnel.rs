@@ -126,7 +126,7 @@ pub(super) struct Tunnel {
     identity: Mutex<IdentityState>,
     /// Whether the last answer to `OPTIONS *` was 401.
     unauthorized: AtomicBool,
-    /// What the gateway reported of our identity when it refused a stream, until it opens one.
+    /// The gateway's report about our identity when it refused a stream, until it opens one.
     refusal: Mutex<Option<IdentityState>>,
     /// There is a new token to show.
     pub(super) token_renewed: Notify,
@@ -446,7 +446,7 @@ async fn reason(answer: http::Response<RecvStream>) -> Box<str> {
     if shown.trim().is_empty() { "the gateway gave no reason".into() } else { shown.into() }
 }
 
-/// What comes of a body in time, up to a bound.
+/// The part of a body that comes in time, up to a bound.
 async fn body(mut body: RecvStream) -> Vec<u8> {
     let mut text = Vec::new();
     let read = async {

@@ -1,4 +1,4 @@
-//! What the supervisor shares with openers of streams and with the status page.
+//! The state that the supervisor shares with openers of streams and with the status page.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! What a connection tells about its client before there is a request, and how its first bytes are read.
+//! The facts about a client from its connection, before there is a request. Also how its first bytes are
+//! read.
 
 use std::io;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The CAs of tunnel clients and their revocation lists, from files that may change.
 //!
 //! A CA is its key. Each may be bound to tenants ([`pattern`]), and has the newest of its [`lists`] in force.
-//! [`ClientCas::reload`] takes a change over as far as it can be honoured. What cannot be is an error, and
-//! what was in force stays: no revocation is lost by a file that is broken, cut or replaced by an older one.
+//! [`ClientCas::reload`] applies a change as far as it can be honoured. The rest is an error, and the state
+//! in force stays. So no revocation is lost by a file that is broken, cut or replaced by an older one.
 //! [`Trust`](super::client_certificate::Trust) judges certificates by what is in force.
 
 mod lists;
@@ -178,9 +178,9 @@ impl ClientCas {
 
     /// Reads the files again. Returns true if they changed and something new is in force.
     ///
-    /// On an error what was in force stays, but for what takes trust away: a CA that is gone from its file is
-    /// not trusted any more although another file cannot be read, and a good list is in force although
-    /// another is not. The error then comes with the next call.
+    /// On an error no CA is added, but what takes trust away counts. A CA that is gone from its file is not
+    /// trusted any more, although another file cannot be read. A good list is in force, although another is
+    /// not. The error then comes with the next call.
     pub(crate) fn reload(&self) -> Result<bool, ClientCaError> {
         let (contents, mut checked) = Contents::read(&self.cas, self.lists.as_deref());
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,9 @@
 //! Which tenant a client certificate stands for, by the CAs and the revocation lists that are in force.
 //!
-//! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]): a TLS alert tells a client
+//! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]). A TLS alert tells a client
 //! next to nothing, and under TLS 1.3 only after its handshake is done. The chain is verified for the first
-//! request, and what is wrong with it becomes a sentence in the response. [`Presented::still_identifies`]
-//! verifies it again when the files change, which is how a revocation reaches open connections.
+//! request, and its problem becomes a sentence in the response. [`Presented::still_identifies`] verifies it
+//! again when the files change, which is how a revocation reaches open connections.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -83,7 +83,7 @@ pub enum CertificateProblem {
     Other(Box<str>),
 }
 
-/// What certificates are judged by: CAs, the tenants these may name, and what they have revoked.
+/// The trust by which certificates are judged: CAs, the tenants that these may name, and their revocations.
 #[derive(Debug)]
 pub(crate) struct Trust {
     anchors: Box<[TrustAnchor<'static>]>,
@@ -171,8 +171,8 @@ impl Trust {
     }
 }
 
-/// Whether another CA of the files has issued this one and revoked it: where an intermediate stands there
-/// beside its root, the list of the root counts.
+/// Whether another CA of the files has issued this one and revoked it. If an intermediate stands there beside
+/// its root, the list of the root counts.
 fn is_revoked_ca(ca: &Ca, authorities: &Authorities) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(&ca.certificate) else { return false };
     authorities.lists.iter().filter(|list| list.revokes(certificate.raw_serial())).any(|list| {
@@ -187,7 +187,7 @@ fn is_revoked_ca(ca: &Ca, authorities: &Authorities) -> bool {
 #[derive(Debug, Clone)]
 struct Valid {
     tenant: Tenant,
-    /// The first second for which that holds: when the last certificate of the path became valid.
+    /// The first second for which that holds. Then the last certificate of the path became valid.
     from: u64,
     /// The last one: when the first of them expires.
     until: u64,
@@ -248,7 +248,7 @@ impl Presented {
     }
 
     /// Whether they still stand for `tenant`. Expiry does not cut what is open, nor does a clock that is
-    /// wrong; everything else does: the CA is gone from the file, or one of them was revoked.
+    /// wrong. Everything else does: the CA is gone from the file, or one of them was revoked.
     pub fn still_identifies(&self, tenant: &Tenant) -> Result<(), CertificateProblem> {
         self.still_identifies_at(tenant, UnixTime::now())
     }
@@ -296,8 +296,8 @@ impl ClientCertVerifier for AnyCertificate {
         false
     }
 
-    /// None: a client that chooses by them would send no certificate, and the response could not say what is
-    /// wrong with it.
+    /// No hints are sent. A client that chooses by them would send no certificate, and the response could not
+    /// say what is wrong with it.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

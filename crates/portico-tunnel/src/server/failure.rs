@@ -41,8 +41,8 @@ pub enum Failure {
          --tunnel-plaintext would allow it"
     )]
     PlaintextNotServed,
-    /// The client does not hold the key of its certificate, or it is no certificate. What else is wrong with
-    /// a certificate is reported in the response to a request.
+    /// The client does not hold the key of its certificate, or it is no certificate. Other problems of a
+    /// certificate are reported in the response to a request.
     #[error("client certificate: {0}")]
     Untrusted(#[source] rustls::Error),
     /// The TLS handshake failed otherwise: no common version, or the client does not trust the listener's

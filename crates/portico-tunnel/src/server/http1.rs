@@ -37,7 +37,7 @@ pub(crate) async fn goodbye(parting: impl Future) {
     let _ = timeout(limit, parting).await;
 }
 
-/// Most bytes of a refused client that are read and dropped: closing with unread bytes would reset the
+/// Most bytes of a refused client that are read and dropped. Closing with unread bytes would reset the
 /// connection, and the client would lose the response.
 const THROWN_AWAY: u64 = 64 * 1024;
 
@@ -131,7 +131,7 @@ enum HeadError {
     Refused(BadRequest),
 }
 
-/// Reads a request head. `bytes` holds what was read before, and afterwards what came after the head.
+/// Reads a request head. `bytes` holds the bytes read before, and afterwards those that came after the head.
 async fn read_head<S: AsyncRead + Unpin>(
     stream: &mut S,
     bytes: &mut BytesMut,

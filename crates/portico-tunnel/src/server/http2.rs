@@ -5,10 +5,10 @@
 //! and then lets the streams finish.
 //!
 //! [`Settings`] bound what an authenticated client can make the gateway hold. Until it has authenticated, it
-//! has [`FIRST_REQUESTS`] under way at a time, the window of 64 KiB that the protocol gives to every
-//! connection, and [`UNAUTHENTICATED`] of time.
-//! [`Inbound`], h2's own caps (resets before accept, resets for errors, small frames, header lists) and
-//! [`RapidReset`] bound how fast any client can make the gateway work for nothing.
+//! has [`FIRST_REQUESTS`] under way at a time, and [`UNAUTHENTICATED`] of time. Its window is the 64 KiB that
+//! the protocol gives to every connection. [`Inbound`], h2's own caps and [`RapidReset`] bound how fast any
+//! client can make the gateway work for nothing. h2's caps are for resets before accept, resets for errors,
+//! small frames and header lists.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -38,7 +38,7 @@ use crate::token::Token;
 use crate::turn::{Batched, batched};
 use crate::waiting::Waiting;
 
-/// What a request takes beside its authority and its token, while it waits.
+/// The memory of a request beside its authority and its token, while it waits.
 const REQUEST: usize = 1024;
 
 /// How long a client may stay unauthenticated. An agent with a wrong credential asks again a dozen times
@@ -163,7 +163,7 @@ fn builder(settings: &Settings) -> Builder {
         // One more stream, on which a client with a full tunnel sends a new token.
         .max_concurrent_streams(settings.max_streams.saturating_add(1))
         // Requests cancelled before they were accepted. A client that waited for a gateway that stood still
-        // for some seconds cancels all of them, and h2's limit of 20 would cost it its streams. `RapidReset`
+        // for some seconds cancels all of them. h2's limit of 20 would cost it its streams. `RapidReset`
         // stops attacks.
         .max_pending_accept_reset_streams(settings.max_streams as usize)
         .max_local_error_reset_streams(Some(LATE_FRAMES))
@@ -384,7 +384,7 @@ impl Unused {
 
 /// Ends a connection that stays unauthenticated for too long, or one of whose frames stays unfinished.
 struct Patience {
-    /// What it runs for: the client to authenticate, or this frame to be finished.
+    /// Its purpose: the client has to authenticate, or this frame to be finished.
     frame: Option<u64>,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -424,9 +424,9 @@ impl Patience {
     }
 }
 
-/// Detects a client that keeps cancelling requests before their response (CVE-2023-44487, "rapid reset"):
-/// each costs a route look-up and the start of a connect. h2 counts only those cancelled before they were
-/// accepted, which happens at once.
+/// Detects a client that keeps cancelling requests before their response (CVE-2023-44487, "rapid reset").
+/// Each costs a route look-up and the start of a connect. h2 counts only requests that are cancelled before
+/// they are accepted, and they are accepted at once.
 struct RapidReset {
     since: Instant,
 }

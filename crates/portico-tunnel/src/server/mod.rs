@@ -40,11 +40,11 @@ pub use client_certificate::{CertificateProblem, Presented};
 pub use failure::{Failure, Finished};
 pub use tls::{ALPN, Tls, TlsError, TlsFiles};
 
-/// Most bytes of a client's half of a TLS handshake: the longest chain of certificates that is taken, and a
-/// hello with post-quantum keys twice. rustls would keep 64 KiB of one that is not finished.
+/// Most bytes of a client's half of a TLS handshake. They are the longest chain of certificates that is
+/// taken, plus twice a hello with post-quantum keys. rustls would keep 64 KiB of an unfinished handshake.
 const TLS_HANDSHAKE: usize = LONGEST_CHAIN + 4 * 1024;
 
-/// What the caller of [`serve()`] has to do next.
+/// The next step of the caller of [`serve()`].
 #[derive(Debug)]
 pub enum Served<M> {
     /// HTTP/1.1 without TLS: the client has got its 200. The tunnel is two TCP connections now, which the
@@ -112,8 +112,8 @@ async fn serve_tls<H: Handler>(
     drain: impl Future<Output = ()>,
     handler: &Arc<H>,
 ) -> Result<Finished, Failure> {
-    // The timeout begins anew with each step of the client: while thousands of agents return at once the
-    // gateway is the slow one, and a handshake that is given up half-way has to be done twice.
+    // The timeout begins anew with each step of the client. While thousands of agents return at once the
+    // gateway is the slow one. A handshake that is given up half-way has to be done twice.
     let socket = Arc::new(stream);
     let limit = ReadLimit::new(TLS_HANDSHAKE.saturating_sub(first.len()));
     let below = Rewind::new(first, ReadAhead::limited(SharedTcp(Arc::clone(&socket)), &limit));

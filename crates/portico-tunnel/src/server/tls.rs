@@ -1,7 +1,7 @@
 //! The certificate of the tunnel listener, from files that may change.
 //!
-//! A connection takes the certificate that is current when it begins, and keeps it: renewing one cuts
-//! nothing. The certificate of a client is judged in [`client_certificate`](super::client_certificate) by the
+//! A connection keeps the certificate that is current when it begins: renewing one cuts nothing. The
+//! certificate of a client is judged in [`client_certificate`](super::client_certificate) by the
 //! [`client_ca`](super::client_ca) that is current then. The two are read apart: a certificate that is half
 //! written must not delay a revocation. Sessions are never resumed: an agent connects rarely, and a full
 //! handshake proves that it still has its key.
@@ -21,7 +21,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::client_ca::{ClientCaError, ClientCaFile, ClientCas, RevocationList};
 use super::client_certificate::{AnyCertificate, Presented};
 
-/// ALPN of Portico's agents: HTTP/2, by a name that no API server accepts, so that one port can serve both.
+/// ALPN of Portico's agents. It means HTTP/2, by a name that no API server accepts, so that one port can
+/// serve both.
 pub const ALPN: &[u8] = b"portico-tunnel";
 
 /// Where the PEM files are.
@@ -43,7 +44,8 @@ pub struct TlsFiles {
 pub struct Tls {
     files: TlsFiles,
     server: ArcSwap<Server>,
-    /// What was read last: comparing is cheaper than trusting time stamps, and right for symlink swaps.
+    /// The content that was read last. Comparing is cheaper than trusting time stamps, and right for symlink
+    /// swaps.
     read: Mutex<Pair>,
     /// `None` where clients are not asked for a certificate.
     client_cas: Option<Arc<ClientCas>>,
@@ -126,11 +128,11 @@ impl Tls {
     }
 
     /// Reads the client CAs and their revocation lists again. Returns true if they changed. From then on
-    /// every certificate is judged by the new ones, those of open connections too, which the caller has to
-    /// look at.
+    /// every certificate is judged by the new ones. That includes those of open connections, which the caller
+    /// has to look at.
     ///
-    /// On an error the old ones stay, but for what takes trust away: a CA that is gone from its file is not
-    /// trusted any more although another file cannot be read, and a good list is in force although another is
+    /// On an error no CA is added, but what takes trust away counts. A CA that is gone from its file is not
+    /// trusted any more, although another file cannot be read. A good list is in force, although another is
     /// not. The error then comes with the next call.
     pub fn reload_trust(&self) -> Result<bool, TlsError> {
         Ok(self.client_cas.as_ref().map_or(Ok(false), |cas| cas.reload())?)
@@ -171,7 +173,7 @@ impl Tls {
         Arc::clone(&self.server.load().config)
     }
 
-    /// What a client presented; `None` where clients are not asked for a certificate.
+    /// The certificates that a client presented; `None` where clients are not asked for one.
     pub(crate) fn presented(&self, chain: &[CertificateDer<'_>]) -> Option<Presented> {
         Some(Presented::new(Arc::clone(self.client_cas.as_ref()?), chain))
     }

@@ -1,9 +1,9 @@
 //! HTTP/1.1 CONNECT under TLS: copies between the TLS stream and the upstream. (Without TLS the caller's copy
 //! engine does.)
 //!
-//! Keeps the promises that [`bridge`](crate::bridge) makes for HTTP/2: a FIN is passed on as close_notify and
-//! back, a reset as a reset, after the bytes that came before it. A TLS client that ends without close_notify
-//! was cut off; its upstream gets a reset.
+//! Keeps the promises that [`bridge`](crate::bridge) makes for HTTP/2. A FIN is passed on as close_notify and
+//! back. A reset is passed on as a reset, after the bytes that came before it. A TLS client that ends without
+//! close_notify was cut off; its upstream gets a reset.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -89,7 +89,7 @@ where
     })
     .await;
     if let End::Reset { by } = end {
-        // What the side that is gone sent before goes to the other one first.
+        // The bytes that the lost side sent before go to the other one first.
         let deadline = Instant::now() + LINGER;
         match by {
             Side::Downstream if up_ended.is_none() => drop(timeout_at(deadline, up).await),

@@ -1,4 +1,4 @@
-//! What certificates and revocation lists say, as people read it.
+//! The content of certificates and revocation lists, as people read it.
 
 use jiff::Timestamp;
 

@@ -21,7 +21,8 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a reader gets of `parts`, one read after the other, and the most that was kept for it meanwhile.
+/// The bytes that a reader gets of `parts`, one read after the other, and the most that was kept for it
+/// meanwhile.
 fn read<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> (Vec<u8>, usize) {
     let (mut rewriter, mut out, mut most) = (Rewriter::default(), Vec::new(), 0);
     for part in parts {
@@ -55,7 +56,7 @@ fn a_block_without_end_is_bounded_and_passes() {
     assert!(most <= MAX_BLOCK + 2 * 4096, "{most}");
 }
 
-/// Whatever the bytes: nothing is lost but what is replaced, and nothing panics.
+/// Whatever the bytes are, only replaced ones are lost, and nothing panics.
 #[test]
 fn damaged_blocks_pass() {
     for at in 0..BLOCK.len() {

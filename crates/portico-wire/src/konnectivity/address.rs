@@ -1,6 +1,6 @@
 //! The host in the address of a DIAL_REQ, which the strategy `destHost` compares with agents' identifiers.
 
-/// Longest address that is dialled: a DNS name, or an IPv6 address with a zone, and a port.
+/// Longest address that is dialled. It is a DNS name, or an IPv6 address with a zone, and a port.
 pub const MAX: usize = 512;
 
 /// The host in `address`, byte for byte as upstream's server cuts it: `HOST:PORT`, `HOST`, `[IPV6]:PORT`,

@@ -1,7 +1,7 @@
 //! The protobuf wire format, as far as packets need it: varints, and values with their length in front.
 //!
-//! For `packet`. A field that is not known is skipped, as protobuf demands; a message is whole when it gets
-//! here, so a length that points past its end is a lie and no reason to wait.
+//! For `packet`. A field that is not known is skipped, as protobuf demands. A message is whole when it gets
+//! here. So a length that points past its end is malformed, and no reason to wait.
 
 use bytes::{BufMut, BytesMut};
 

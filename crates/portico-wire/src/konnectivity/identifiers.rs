@@ -1,4 +1,4 @@
-//! What an agent says about itself in `agentidentifiers`: a URL query, in which keys may repeat.
+//! The words of an agent about itself in `agentidentifiers`: a URL query, in which keys may repeat.
 //!
 //! ```text
 //! ipv4=1.2.3.4&ipv4=5.6.7.8&ipv6=fd00::1&host=node-1&cidr=10.0.0.0/16&default-route=true
@@ -11,8 +11,8 @@ use ipnet::IpNet;
 
 use super::status::escape;
 
-/// Most pairs that are read. A node has a few addresses and names, a site some networks; a server holds them
-/// for as long as it has the agent, and reads them before it has seen its token.
+/// Most pairs that are read. A node has a few addresses and names, a site some networks. A server reads them
+/// before it has seen the agent's token, and holds them for as long as it has the agent.
 pub const MAX: usize = 64;
 
 /// Most bytes of all of them.
@@ -29,7 +29,7 @@ pub struct Identifiers {
     pub host: Vec<String>,
     /// Networks that it reaches.
     pub cidr: Vec<String>,
-    /// Whether it takes what nobody else is named for.
+    /// Whether it takes dials for which no other agent is named.
     pub default_route: bool,
     /// Keys that are none of these: an agent refuses them, a server ignores them.
     pub unknown: Vec<String>,
@@ -84,7 +84,7 @@ impl Identifiers {
         Ok(identifiers)
     }
 
-    /// What a dialled host is compared with: addresses and names.
+    /// The addresses and names that a dialled host is compared with.
     pub fn hosts(&self) -> impl Iterator<Item = &str> {
         [&self.ipv4, &self.ipv6, &self.host].into_iter().flatten().map(String::as_str)
     }

@@ -1,8 +1,8 @@
-//! What Konnectivity speaks: packets between frontend, server and agent, in gRPC messages.
+//! The protocol of Konnectivity: packets between frontend, server and agent, in gRPC messages.
 //!
-//! A stream is read in this order: [`frame`] finds the message, [`packet`] decodes the [`Packet`] in it,
-//! [`address`] takes the host from the address that a DIAL_REQ asks for. [`identifiers`] reads what an agent
-//! says about itself when it connects, [`status`] is how a stream ends.
+//! A stream is read in this order. [`frame`] finds the message, [`packet`] decodes the [`Packet`] in it, and
+//! [`address`] takes the host from the address of a DIAL_REQ. [`identifiers`] reads what an agent says about
+//! itself when it connects, [`status`] is how a stream ends.
 //!
 //! The protocol is the one of `sigs.k8s.io/apiserver-network-proxy`: proto3 without a package, services
 //! [`PROXY_PATH`] and [`CONNECT_PATH`]. Streams, flow control and deadlines are `portico-konnectivity`'s.

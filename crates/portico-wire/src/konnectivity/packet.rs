@@ -1,12 +1,12 @@
 //! The packets: what frontend, server and agent tell each other about dials and connections.
 //!
 //! [`Packet::decode`] reads one message, which is whole, so there are two answers. The payload of DATA is a
-//! slice of the message and not copied; [`DataHead`] writes what stands in front of a payload, so that it
+//! slice of the message and not copied. [`DataHead`] writes the bytes in front of a payload, so that it
 //! leaves without a copy too.
 //!
-//! A packet's type and its payload must agree. A packet in which they do not, or of a type that a later
-//! version may have, is [`Packet::Unknown`], which every peer ignores: DIAL_REQ is type 0, so the empty
-//! message would be one.
+//! A packet's type and its payload must agree. Any other packet, and one of a type that a later version may
+//! have, is [`Packet::Unknown`], which every peer ignores. DIAL_REQ is type 0, so the empty message would be
+//! one.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -269,8 +269,8 @@ fn number_in(payload: &[u8], wanted: u64) -> Result<i64, Malformed> {
     Ok(found)
 }
 
-/// What stands in front of the payload of a DATA packet: gRPC's prefix, the type, the connection's number,
-/// the length. The payload follows as it is.
+/// The bytes in front of the payload of a DATA packet: gRPC's prefix, the type, the connection's number, the
+/// length. The payload follows as it is.
 #[derive(Clone, Copy, Debug)]
 pub struct DataHead {
     bytes: [u8; DataHead::MAX],

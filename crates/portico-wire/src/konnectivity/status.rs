@@ -11,7 +11,7 @@ impl Code {
     pub const OK: Self = Self(0);
     /// The caller gave up.
     pub const CANCELED: Self = Self(1);
-    /// What upstream's server answers to every agent that it refuses.
+    /// The answer of upstream's server to every agent that it refuses.
     pub const UNKNOWN: Self = Self(2);
     /// A limit is reached: a message is too long, or there are too many streams.
     pub const RESOURCE_EXHAUSTED: Self = Self(8);
@@ -47,7 +47,8 @@ impl Code {
         "Unauthenticated",
     ];
 
-    /// The code in `grpc-status`. What is no code counts as [`UNKNOWN`](Self::UNKNOWN), as in every library.
+    /// The code in `grpc-status`. A text that is no code counts as [`UNKNOWN`](Self::UNKNOWN), as in every
+    /// library.
     pub fn parse(header: &[u8]) -> Self {
         let number = std::str::from_utf8(header).ok().and_then(|text| text.parse().ok());
         number
@@ -96,7 +97,8 @@ pub fn encode_message(text: &str) -> String {
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// The text in `grpc-message`. What is not encoded right stays as it is; bytes that are no text are replaced.
+/// The text in `grpc-message`. A part that is not encoded right stays as it is. Bytes that are no text are
+/// replaced.
 pub fn decode_message(value: &[u8]) -> String {
     String::from_utf8_lossy(&percent_decoded(value)).into_owned()
 }

@@ -1,9 +1,9 @@
 //! `portico agent`: holds the address of the `kubernetes` service on a worker node and carries its
 //! connections to a gateway.
 //!
-//! [`flags`] says what can be set, [`control`] is the order at start and end, [`status`] what the process
-//! knows of itself, shown by [`pages`] and [`metrics`]. [`check`] only looks whether the address is free,
-//! [`ready`] asks a running agent whether it is ready, and [`reach`] tries an API server as kubelets do. What
+//! [`flags`] has the settings, and [`control`] the order at start and end. [`status`] is what the process
+//! knows of itself, shown by [`pages`] and [`metrics`]. [`check`] only looks whether the address is free.
+//! [`ready`] asks a running agent whether it is ready. [`reach`] tries an API server as kubelets do. What
 //! moves bytes is in `portico-agent` and `portico-tunnel`.
 
 mod check;

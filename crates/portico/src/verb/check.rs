@@ -1,5 +1,5 @@
-//! `portico check`: every problem of a directory of manifests, with file, line and object; of a live seed, or
-//! a copy of one, also what would be different from KKP's proxy, and what is to be done.
+//! `portico check`: every problem of a directory of manifests, with file, line and object. For a live seed,
+//! or a copy of one, also the differences from KKP's proxy and the remedies.
 
 use portico_admin::listing::OutputFormat;
 use portico_api::problem::Severity;

@@ -1,13 +1,13 @@
 //! `portico demo`: a gateway and three user clusters, one per expose strategy, on this machine, nothing else
 //! needed.
 //!
-//! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs,
+//! It writes manifests into a folder of its own ([`site`]), with certificates ([`pki`]) and kubeconfigs. It
 //! starts a stand-in API server for each cluster ([`api_server`]) and a kubelet for one of them ([`nodes`],
-//! both on [`stand_in`]), and runs the gateway on that folder exactly as `portico gateway --manifests` does.
-//! Beside it run an agent, as `portico agent` would on a node of the Tunneling cluster, but without an
-//! address of its own, and a Konnectivity server and agent for the way back to that kubelet. [`mod@guide`]
-//! prints what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the
-//! folder. With `--kubernetes` nothing of this runs, but the lab ([`kubernetes`]).
+//! both on [`stand_in`]). It runs the gateway on that folder exactly as `portico gateway --manifests` does.
+//! Beside it runs an agent, as `portico agent` would on a node of the Tunneling cluster, but without an
+//! address of its own. A Konnectivity server and agent are the way back to that kubelet. [`mod@guide`] prints
+//! what can be tried; [`ports`] steps over ports that are taken. Ctrl-C ends it and removes the folder. With
+//! `--kubernetes` nothing of this runs, but the lab ([`kubernetes`]).
 
 mod api_server;
 mod guide;

@@ -1,7 +1,7 @@
 //! `portico gateway`: serves what is exposed until it is signalled to stop.
 //!
-//! [`flags`] says what can be set, [`capacity`] divides memory and descriptors, [`control`] wires source,
-//! pipeline and data plane, [`status`] is what the process knows of itself, shown by [`pages`], [`health`],
+//! [`flags`] has the settings, and [`capacity`] divides memory and descriptors. [`control`] wires source,
+//! pipeline and data plane. [`status`] is what the process knows of itself, shown by [`pages`], [`health`],
 //! [`metrics`], [`connections`] and [`doors`]. [`tunnel_files`] reads certificates, CAs and tokens again when
 //! they change.
 

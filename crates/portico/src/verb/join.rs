@@ -1,7 +1,7 @@
 //! `portico join`: machines become nodes of hosted clusters.
 //!
 //! An administrator has a [`token`] made, and gets the one command for the machines. There [`machine`] is the
-//! order of things, [`moving`] leads it to another address, and [`remove`] undoes all of it. What they do on
+//! order of things, [`moving`] leads it to another address, and [`remove`] undoes all of it. Their work on
 //! the machine is in `portico_join`.
 
 mod machine;

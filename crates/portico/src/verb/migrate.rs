@@ -1,7 +1,7 @@
 //! `portico migrate`: to another expose strategy, while the address that users know stays.
 //!
-//! With `--plan` it only says what would happen. Else it writes what a person wants, as one change of the
-//! Cluster; the operator carries it out, and says how far it is in the condition `PorticoMigration`. With
+//! With `--plan` it only says what would happen. Else it writes the order of a person, as one change of the
+//! Cluster. The operator carries it out, and says how far it is in the condition `PorticoMigration`. With
 //! `--selector` it does so for many Clusters ([`many`]), some at a time.
 
 use anyhow::bail;

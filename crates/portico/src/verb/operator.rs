@@ -288,7 +288,7 @@ mod tests {
         let labels = deployment.pointer("/spec/template/metadata/labels").unwrap();
         let selector = service["spec"]["selector"].as_object().unwrap();
         assert!(selector.iter().all(|(key, value)| labels[key] == *value), "{selector:?}");
-        // What a NetworkPolicy admits is what is listened on.
+        // The ports that a NetworkPolicy admits are those that are listened on.
         const POLICIES: &str = include_str!("../../../../deploy/network-policy.yaml");
         let mut policies = Documents::new(POLICIES).map(|document| document.unwrap().to_value());
         let policy = policies.find(|policy| policy["metadata"]["name"] == "portico-operator").unwrap();

@@ -1,8 +1,8 @@
 //! `portico preflight`: every required flow of this machine's roles, tried from here and back.
 //!
-//! [`flags`] holds what is asked, [`report`] how the answer is printed, [`listen`] the other end,
-//! [`mesh`] the DaemonSet that does both for ever. What a
-//! check is and what its result means is in `portico-preflight`; which flows there are is in `portico-ports`.
+//! [`flags`] holds what is asked, [`report`] how the answer is printed, [`listen`] the other end, [`mesh`]
+//! the DaemonSet that does both for ever. `portico-preflight` defines the checks and the meaning of their
+//! results. `portico-ports` has the flows.
 
 pub(crate) mod flags;
 mod listen;

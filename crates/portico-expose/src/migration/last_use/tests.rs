@@ -1,4 +1,4 @@
-//! What two looks tell, what they cannot tell, and that no use is ever missed.
+//! Two looks tell some things and cannot tell others, and never miss a use.
 
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::{BadMigrationSettings, MigrationSettings};

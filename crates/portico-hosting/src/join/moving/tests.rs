@@ -158,7 +158,7 @@ fn ended_between_any_two_writes_a_second_move_finishes_or_undoes() {
         for done in 0..=all.len() {
             let mut ended = disk();
             take(&mut ended, &all[..done]);
-            // It goes on to where it was to go, back, or elsewhere; and that may fail, or end early, too.
+            // It goes on to its target, back, or elsewhere. That may fail, or end early, too.
             for server in [NEW, OLD, OTHER] {
                 let Some(way) = plan_on(&ended, server) else {
                     assert!(!ended.contains_key(&paths().before_move()), "{proven} {done} {server}");

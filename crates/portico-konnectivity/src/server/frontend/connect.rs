@@ -1,8 +1,8 @@
 //! HTTP CONNECT: one connection of the frontend becomes one connection to an endpoint.
 //!
-//! The head of the response leaves alone, and bytes of the endpoint follow once the frontend has read it:
-//! kube-apiserver gives a connection up whose first read has more than the head. While a dial is under way
-//! the frontend is read, so that one that is gone is noticed.
+//! The head of the response leaves alone. Bytes of the endpoint follow once the frontend has read it.
+//! kube-apiserver gives a connection up if its first read has more than the head. While a dial is under way
+//! the frontend is read, so that its end is noticed.
 
 use std::future::{pending, poll_fn};
 use std::pin::Pin;
@@ -132,7 +132,7 @@ async fn carry(
     let carried = async {
         let is_notified = relay(opened, &mut reader, &mut writer, early, established).await;
         if is_notified && let Some(socket) = socket {
-            // What it still sends would have the kernel reset it, and throw away what it has not read.
+            // Its further bytes would have the kernel reset it, and throw away what it has not read.
             linger::close(socket, Instant::now() + CLOSING).await;
         }
     };
@@ -341,8 +341,8 @@ impl<R: Half> Source for Reader<R> {
     }
 
     fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
-        // What it sends waits in the kernel. What it sent before it left is for the endpoint, as long as that
-        // takes some.
+        // What it sends waits in the kernel. The bytes that it sent before it left are for the endpoint, as
+        // long as that takes some.
         if !R::SHOWS_GONE {
             return Poll::Pending;
         }

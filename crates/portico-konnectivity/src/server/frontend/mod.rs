@@ -1,5 +1,5 @@
-//! The API server's side: connections to ask for, by gRPC ([`proxy`]) or by HTTP CONNECT ([`connect`]), on a
-//! Unix socket or over TCP with mutual TLS.
+//! The API server's side asks for connections, by gRPC ([`proxy`]) or by HTTP CONNECT ([`connect`]). It uses
+//! a Unix socket, or TCP with mutual TLS.
 
 pub(super) mod connect;
 pub(super) mod proxy;

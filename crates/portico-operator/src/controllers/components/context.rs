@@ -1,4 +1,4 @@
-//! What a reconciliation of the gateway needs and knows.
+//! The tools and the state of a reconciliation of the gateway.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -37,7 +37,7 @@ pub(super) struct Context {
     pub(super) seeds: Store<Served<Seed>>,
     /// The objects of the gateway, in the order in which they are made.
     pub(super) parts: Vec<(Part, Box<dyn Managed>)>,
-    /// The certificate of the tunnel listener: which it is, its Secret, what signs it, and what agents trust.
+    /// The certificate of the tunnel listener, with its Secret and its authority.
     pub(super) issued: Issued,
     pub(super) certificate: ManagedObject<Secret>,
     pub(super) authority: ManagedObject<Secret>,

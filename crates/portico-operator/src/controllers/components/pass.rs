@@ -92,7 +92,7 @@ impl Context {
         tunnel_hosts(&seeds, configuration, &self.settings.gateway.front, &ingress).into_iter()
     }
 
-    /// What somebody else has made under the names of the gateway.
+    /// The objects that somebody else has made under the names of the gateway.
     fn in_the_way(&self, seed: &Seed) -> Option<State> {
         let foreign = |held: &&dyn Managed| held.presence() == Presence::Foreign;
         let parts = self.parts.iter().map(|(_, held)| &**held).filter(foreign);
@@ -166,7 +166,8 @@ impl Context {
         Ok(())
     }
 
-    /// Deletes what was made, but for the authority: agents trust it, also if the gateway comes back.
+    /// Deletes the objects that were made, but for the authority. Agents trust it, also if the gateway comes
+    /// back.
     async fn remove_all(&self) -> Result<State, WriteError> {
         let made = self.parts.iter().rev().map(|(_, held)| &**held);
         for held in made.chain([&self.certificate as &dyn Managed]) {
@@ -220,7 +221,8 @@ impl Context {
         if !is_balancer || !Ingress::of_service(&service).is_empty() {
             return None;
         }
-        // By that time, and not since when this process knows it: a restart neither heals nor hides it.
+        // The creation time counts, and not when this process first saw it: a restart neither heals nor hides
+        // it.
         let made: Timestamp = service.pointer("/metadata/creationTimestamp")?.as_str()?.parse().ok()?;
         Some((made + ADDRESS_GRACE).duration_since((self.settings.clock)()))
     }

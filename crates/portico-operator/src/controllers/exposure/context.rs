@@ -1,4 +1,4 @@
-//! What a reconciliation of a cluster needs and knows.
+//! The tools and the state of a reconciliation of a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,5 @@
-//! What gateways say of a door: whether each routes it, and what came by it. Each is asked by its admin
-//! listener.
+//! The reports of gateways about a door: whether each routes it, and the connections that came by it. Each is
+//! asked by its admin listener.
 //!
 //! A listing of routes has every key that is claimed, also where something keeps it from being served.
 
@@ -60,10 +60,10 @@ pub(super) async fn routed(
     }
 }
 
-/// What every one of `gateways` says of what came to `cluster` by listeners of `kinds`.
+/// The report of each of `gateways` about the connections to `cluster` by listeners of `kinds`.
 ///
 /// # Errors
-/// Why that is not known of all of them: of which one, and what to do.
+/// The reason if one of them cannot tell: the gateway, and the remedy.
 pub(super) async fn counted(
     gateways: &BTreeSet<IpAddr>,
     cluster: &str,

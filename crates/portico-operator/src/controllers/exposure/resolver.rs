@@ -1,7 +1,7 @@
 //! Names of clusters → addresses, without waiting: one that hangs delays no other cluster.
 //!
-//! A lookup runs beside the controller, so many at a time, and its end triggers the cluster. What was found
-//! counts until the next answer; an error leaves the addresses of before.
+//! A lookup runs beside the controller, so many at a time, and its end triggers the cluster. The addresses
+//! found count until the next answer. An error leaves the addresses of before.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -66,8 +66,8 @@ struct Entry {
 }
 
 impl Resolver {
-    /// A resolver that knows nothing and asks these `servers`, or if there are none those of the machine; and
-    /// the clusters whose names have a new answer.
+    /// A resolver that knows nothing, and a channel of the clusters whose names have a new answer. It asks
+    /// these `servers`, or without any those of the machine.
     pub(super) fn new(servers: &[SocketAddr]) -> (Self, mpsc::Receiver<String>) {
         let (changed, changes) = mpsc::channel(QUEUE);
         let permits = Arc::new(Semaphore::new(CONCURRENCY));
@@ -75,7 +75,7 @@ impl Resolver {
         (Self { names: Arc::default(), dialer, permits, changed }, changes)
     }
 
-    /// What is known of `name`, one of the names of `cluster`. Starts a lookup if that is too old.
+    /// The known answer for `name`, one of the names of `cluster`. Starts a lookup if that is too old.
     pub(super) fn answer(&self, cluster: &str, name: &str, now: Instant) -> Answer {
         let mut names = lock(&self.names);
         let entries = names.entry(cluster.to_owned()).or_default();

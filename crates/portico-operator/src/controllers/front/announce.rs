@@ -1,5 +1,5 @@
-//! What keeps a front Service from being as wanted: in the log and as Events when it begins and when it ends,
-//! and as a condition in between.
+//! Announces the reasons why a front Service is not as wanted. Each goes to the log and Events when it begins
+//! and when it ends, and is a condition in between.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! What a pass writes to a front Service: JSON merge patches of its ports and of the settings of the Seed.
+//! The writes of a pass to a front Service: JSON merge patches of its ports and of the settings of the Seed.
 //!
-//! Not server-side apply: apply removes only what the same manager applied, and ports written by kubectl, or
-//! by KKP's updater before, must go too. A setting is removed only if Portico wrote it and nobody else wrote
-//! it as well: `metadata.managedFields` shows that.
+//! Server-side apply is not used: it removes only ports that the same manager applied. Ports written by
+//! kubectl, or by KKP's updater before, must go too. A setting is removed only if Portico wrote it and nobody
+//! else wrote it as well: `metadata.managedFields` shows that.
 //!
 //! Pure. The two patches are two requests, so that settings that the API server refuses keep no port back.
 
@@ -123,7 +123,7 @@ fn ranges_of(service: &core::Service) -> BTreeSet<String> {
     ranges.unwrap_or_default().iter().cloned().collect()
 }
 
-/// What a write left, to be recognised at the next pass.
+/// The result of a write, to be recognised at the next pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Left {
     ports: BTreeSet<(Box<str>, u16)>,

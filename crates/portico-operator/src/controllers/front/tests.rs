@@ -388,7 +388,7 @@ async fn the_settings_of_the_seed_are_on_the_front_service_before_its_ports() {
     let ranges = |world: &World| spec(world)["loadBalancerSourceRanges"].clone();
     world.until("the new range", |world| ranges(world) == json!(["198.51.100.0/24"])).await;
 
-    // A range that cannot be read, and a second Seed: everything stays, and that is reported.
+    // A range that cannot be read, and a second Seed. Everything stays, and that is reported.
     world.api.put_seed(seed("north", json!(["nonsense"])));
     world.until("the Event", |world| world.api.reasons() == ["SettingsNotCarried"]).await;
     world.api.put_seed(seed("south", json!([])));

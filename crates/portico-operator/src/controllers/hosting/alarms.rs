@@ -1,4 +1,4 @@
-//! What members of etcd say about themselves: that the database is full, or that data differs.
+//! The alarms of members of etcd: the database is full, or data differs.
 //!
 //! Nothing else tells of a full database: all programs run, reads are answered, only writes are refused. A
 //! member tells anybody on its port of probes, without TLS, a right or a write. Where the operator cannot
@@ -44,12 +44,12 @@ pub(super) enum Alarm {
     Corrupt,
 }
 
-/// What is known of the members of each cluster, by its name.
+/// The known alarms of each cluster's members, by its name.
 #[derive(Debug, Default)]
 pub(super) struct Alarms(Mutex<BTreeMap<String, Option<Alarm>>>);
 
 impl Alarms {
-    /// Before a member has answered to this process, what the Cluster itself says counts: a new leader must
+    /// Before a member has answered to this process, the condition of the Cluster counts. A new leader must
     /// not say that all is well, and take it back.
     pub(super) fn of(&self, cluster: &Cluster) -> Option<Alarm> {
         let known = self.all().get(&*cluster.metadata.name).copied();
@@ -102,7 +102,7 @@ impl Alarm {
         State::bad(self.reason(), format!("{what}: {text}{rest}"))
     }
 
-    /// What an answer says, if it is one of etcd.
+    /// The content of an answer, if it is one of etcd.
     fn read(answer: &[u8]) -> Option<Option<Self>> {
         let answer: Value = serde_json::from_slice(answer).ok()?;
         answer["health"].as_str()?;

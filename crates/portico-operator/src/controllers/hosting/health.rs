@@ -13,11 +13,11 @@ const MONITORING: &str = "monitoring";
 /// Most characters of what a kubelet or a scheduler says that get into a message.
 const QUOTED: usize = 300;
 
-/// What to do about an image that a node does not get.
+/// The remedy for an image that a node does not get.
 const IMAGE_REMEDY: &str = ", see the Events of its pod, and the operator's --registry-mirror, \
                             --image-pull-secret and --image";
 
-/// What to do about a volume that nobody makes.
+/// The remedy for a volume that nobody makes.
 const VOLUME_REMEDY: &str = ", its storage class is that of spec.componentsOverride.etcd.storageClass, else \
                              the operator's --storage-class, else the seed's default";
 
@@ -73,7 +73,7 @@ fn listed<'a>(pod: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
     pod["spec"][field].as_array().into_iter().flatten()
 }
 
-/// One program. What runs to its end `before` all others keeps each of them from starting.
+/// One program. A container that runs to its end `before` all others keeps each of them from starting.
 fn component(name: &str, wanted: usize, pods: &[&Value], before: &[&str]) -> Component {
     let mut component = Component { name: name.to_owned(), wanted, ready: 0, trouble: None };
     for pod in pods {
@@ -95,7 +95,7 @@ fn container_status<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
     all.into_iter().flatten().flatten().find(|status| status["name"] == name)
 }
 
-/// What the node reports of a container that is not ready. Times and numbers that change by themselves are
+/// The node's report about a container that is not ready. Times and numbers that change by themselves are
 /// left out: the text must be the same at the next look.
 fn trouble(status: &Value) -> Option<String> {
     let waiting = &status["state"]["waiting"];
@@ -164,8 +164,8 @@ pub(super) fn text(components: &[Component]) -> String {
     texts.join("; ")
 }
 
-/// `status.extendedHealth` of a Cluster, with KKP's names and values: `was_up` once it has served. What a
-/// cluster may have or not is null where it has not.
+/// `status.extendedHealth` of a Cluster, with KKP's names and values: `was_up` once it has served. A part
+/// that a cluster may have or not is null where it has not.
 pub(super) fn extended(components: &[Component], layout: Layout, was_up: bool) -> Map<String, Value> {
     let mut health = Map::from_iter([(MONITORING.to_owned(), Value::Null)]);
     for Component { name, wanted, ready, .. } in components {

@@ -1,6 +1,6 @@
-//! Lists that are made anew. After an outage of the seed's API server every watch of this controller lists
-//! again within moments, and each may have missed something of any cluster: all of them are looked at once
-//! for all lists together, and not once for each.
+//! Reacts to lists that are made anew. After an outage of the seed's API server every watch of this
+//! controller lists again within moments. Each list may have missed a change of any cluster. So all clusters
+//! are looked at once for all lists together, and not once for each.
 
 use futures_util::stream::{self, Stream};
 use portico_kube::debounce::{DEFAULT_MAX_WAIT, DEFAULT_QUIET, Debounce};
@@ -24,8 +24,8 @@ impl Relists {
         Work::new()
     }
 
-    /// Yields `all` after each burst of lists; and after each list until everything `is_known`, so that a
-    /// start waits for nothing.
+    /// Yields `all` after each burst of lists. Until everything `is_known`, it does so after each list, so
+    /// that a start waits for nothing.
     pub(super) fn work<A, I>(&self, all: A, is_known: I) -> impl Stream<Item = Work> + Send + use<A, I>
     where
         A: Fn() -> Work + Send,

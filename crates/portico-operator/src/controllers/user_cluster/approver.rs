@@ -1,9 +1,9 @@
 //! Approves the certificates that kubelets of hosted clusters ask for to serve with: by them `kubectl logs`,
 //! `exec` and `top` reach a node. `portico_hosting::serving` judges; those for clients are Kubernetes' own.
 //!
-//! One task a cluster: it lists what waits, judges a bounded number, and sleeps until something changes.
-//! Whatever the users of a cluster put there costs this task memory and time within the bounds below, and
-//! others nothing. What is not approved stays as it is, and is counted by its reason.
+//! One task a cluster lists the waiting requests, judges a bounded number, and sleeps until something
+//! changes. Requests of a cluster's users cost this task memory and time within the bounds below, and others
+//! nothing. A request that is not approved stays as it is, and is counted by its reason.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -35,8 +35,8 @@ use crate::work_counters::WorkCounters;
 /// The shortest time from one look to the next.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A Node may say its addresses later than its kubelet asks, and what refuses an approval may be mended: what
-/// was not approved for that is judged again after this time. Kubelets wait for 15 minutes.
+/// A request that was not approved is judged again after this time. A Node may say its addresses later than
+/// its kubelet asks, and the reason of a refusal may be mended. Kubelets wait for 15 minutes.
 const AGAIN: Duration = Duration::from_secs(20);
 
 /// Most lines of one list.
@@ -117,7 +117,7 @@ impl Context {
     }
 }
 
-/// What no node is: the names and addresses by which the control plane and Services are reached. A door that
+/// The names and addresses by which the control plane and Services are reached. No node has them. A door that
 /// is being closed still has users.
 fn reserved<'a>(cluster: &Cluster, doors: impl IntoIterator<Item = &'a ExposedCluster>) -> Reserved {
     let mut reserved = Reserved::default();
@@ -161,7 +161,7 @@ impl NotApproved {
     }
 }
 
-/// What was not approved, and when it was judged.
+/// The requests that were not approved, and when each was judged.
 type Left = BTreeMap<String, (NotApproved, Instant)>;
 
 /// One cluster, again and again.

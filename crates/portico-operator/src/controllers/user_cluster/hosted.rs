@@ -1,4 +1,4 @@
-//! What a hosted cluster has inside beside what every cluster has: decided on by `portico_hosting`.
+//! The objects inside a hosted cluster beside those of every cluster. `portico_hosting` decides on them.
 
 use portico_api::exposed_cluster::MigrationState;
 use portico_expose::user_cluster::{Inside, Konnectivity};
@@ -12,7 +12,7 @@ use super::subject::{Subject, text};
 use crate::write::RequestError;
 
 impl Context {
-    /// What a hosted cluster has inside; nothing for others. What cannot be decided on is left as it is.
+    /// The objects inside a hosted cluster; none for others. What cannot be decided on is left as it is.
     pub(super) async fn hosted(
         &self,
         subject: &Subject,

@@ -92,7 +92,8 @@ impl Context {
     }
 }
 
-/// Applies what is wanted and removes what is not. Ends at the first request without a proper answer.
+/// Applies the wanted objects and removes the unwanted ones. Ends at the first request without a proper
+/// answer.
 async fn write(api: &UntrustedApi, inside: &Inside, done: &mut Done) -> Result<(), UntrustedApiError> {
     // The first request is a read, under every strategy. An administrator of the cluster can make writes
     // hang, and kubelet certificates are approved only after an answer.

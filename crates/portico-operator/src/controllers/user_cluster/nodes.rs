@@ -80,8 +80,8 @@ pub(super) fn few(names: &BTreeSet<impl AsRef<str>>) -> String {
     text::few(names.iter(), NAMED, LONGEST)
 }
 
-/// The nodes of the cluster whose API server is `server`, or those with a label, as in a query; `Err` says
-/// why there is nothing to tell by them.
+/// The nodes of the cluster whose API server is `server`, or those with a label, as in a query. `Err` says
+/// why they cannot be used.
 pub(super) async fn list(api: &UntrustedApi, server: &str, label: Option<&str>) -> Result<Nodes, Fact> {
     let url = label.map_or(NODES.to_owned(), |label| format!("{NODES}?labelSelector={label}"));
     let found = api.rows(&url, ["Name", "Status"], AT_ONCE, ANSWERS).await;

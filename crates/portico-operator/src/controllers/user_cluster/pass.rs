@@ -25,7 +25,8 @@ use crate::controllers::exposed::Written;
 use crate::controllers::exposure::belongs_to;
 use crate::write::{RequestError, is_terminating, request, status};
 
-/// What agents must trust, by the controller of seed components: during a change of CA both.
+/// The object with the authorities that agents must trust, by the controller of seed components. During a
+/// change of CA it has both.
 const TUNNEL_TRUST: &str = inventory::Signer::Tunnel.secret();
 
 /// The Secret of a tunnel certificate that something else made, with its CA beside it.
@@ -153,7 +154,7 @@ impl Context {
         Ok(with_write(kept.readiness, SEED_UNAVAILABLE, named))
     }
 
-    /// Where Konnectivity is by the first door, and by the second until that is being closed.
+    /// The Konnectivity server by the first door, and by the second until that is being closed.
     async fn konnectivity(
         &self,
         subject: &Subject,
@@ -171,7 +172,7 @@ impl Context {
         Ok((of(first), second.map(of)))
     }
 
-    /// What signs the tunnel certificate, if the seed has it.
+    /// The authority of the tunnel certificate, if the seed has it.
     async fn tunnel_ca(&self) -> Result<Option<String>, RequestError> {
         let namespace = &self.settings.namespace;
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
@@ -185,8 +186,8 @@ impl Context {
         Ok(secret.and_then(|secret| text(&secret, inventory::CA_CERTIFICATE)))
     }
 
-    /// Writes on the Cluster what signs its API server's certificate, unless somebody else has: the gateway
-    /// asks that API server whether an agent's token is good.
+    /// Writes on the Cluster the authority of its API server's certificate, unless somebody else has. The
+    /// gateway asks that API server whether an agent's token is good.
     async fn name_authority(
         &self,
         subject: &Subject,

@@ -3,7 +3,7 @@
 //! recorded; nothing is kept.
 //!
 //! If a proof is unknown, its text says why, and what to do. The text is part of a condition, so it is the
-//! same as long as nothing changes: no times in it, and names in their order.
+//! same as long as nothing changes. It has no times, and names are in order.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -247,8 +247,8 @@ impl Look<'_> {
         }
     }
 
-    /// The pods of a DaemonSet as it is now, by node, ready containers and status, if they are needed to tell
-    /// how far it is; else how far it is.
+    /// The pods of the current version of a DaemonSet: node, ready containers and status of each. An error if
+    /// the DaemonSet alone tells how far it is, or if the nodes or pods cannot be read.
     async fn pods_on_nodes<'n>(
         &self,
         nodes: &'n Result<Nodes, Fact>,
@@ -376,7 +376,7 @@ impl Look<'_> {
         self.subject.exposed.spec.migration.as_deref().map(attempt)
     }
 
-    /// Whether all nodes are ready, if that is known: those that are not may come back with an address that
+    /// Whether all nodes are ready, if that is known. A node that is not may come back with an address that
     /// leads nowhere by then.
     fn present(nodes: &Result<Nodes, Fact>) -> Option<(Proof, Fact)> {
         let away = nodes.as_ref().ok()?.stay_behind();

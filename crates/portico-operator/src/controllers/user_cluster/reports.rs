@@ -12,8 +12,8 @@ use crate::condition::write_condition;
 use crate::controllers::exposed::reference;
 use crate::write::RequestError;
 
-/// What is no trouble, but the way of a new cluster, or of one whose inside is somebody else's: neither in
-/// the log nor an Event.
+/// Reasons that are no trouble, and stand neither in the log nor in an Event. A new cluster has them, and so
+/// does one whose inside is somebody else's.
 const EXPECTED: [&str; 2] = [NOT_EXPOSED, NO_KUBECONFIG];
 
 /// Clusters whose trouble is written to the log one by one; `/status` has all of them.

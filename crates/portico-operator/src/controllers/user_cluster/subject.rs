@@ -1,4 +1,4 @@
-//! What a pass is about, and what it says: a cluster as the seed has it, its status, what is proven.
+//! The subject of a pass, and its result: a cluster as the seed has it, its status, its proofs.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) struct Readiness {
     pub(super) ready: bool,
     /// One word, in CamelCase.
     pub(super) reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
+    /// A sentence with the finding and the remedy.
     pub(super) message: String,
     /// Whether to try again soon, with back-off. Otherwise a change of objects on the seed is waited for.
     pub(super) failed: bool,
@@ -88,10 +88,10 @@ impl Subject {
     }
 }
 
-/// What is known of the proofs of a state.
+/// The known proofs of a state.
 pub(super) type Known = BTreeMap<Proof, Fact>;
 
-/// What came of a pass inside a user cluster.
+/// The result of a pass inside a user cluster.
 pub(super) struct Kept {
     /// Status of the inside.
     pub(super) readiness: Readiness,
@@ -105,7 +105,7 @@ pub(super) struct Kept {
     pub(super) daemon_sets: Vec<Id>,
 }
 
-/// What to do about an object that somebody else made, and that is not as wanted.
+/// The remedy for an object that somebody else made, and that is not as wanted.
 pub(super) fn foreign(id: &Id, writer: &str) -> String {
     let kept_by_itself = id.name == "kubernetes" && writer == "kube-apiserver";
     let remedy = if kept_by_itself {

@@ -1,12 +1,12 @@
-//! What a change of one object makes wrong that was not wrong before, in the words of `portico check`.
+//! The problems that a change of one object adds, in the words of `portico check`.
 //!
-//! Pure. The objects as the caches hold them are judged twice, with the object as it was and as it is to be,
-//! by the pipeline that `portico check` runs. The difference is the answer: what is wrong on both sides may
-//! stay, so that no other change of an object is refused for it.
+//! Pure. The pipeline of `portico check` judges the objects of the caches twice: with the object as it was,
+//! and as it is to be. The difference is the answer. A problem on both sides may stay, so that no other
+//! change of an object is refused for it.
 //!
-//! A Cluster is judged with the Services that will be made for it, so that a host name that another has is
+//! A Cluster is judged with the Services that will be made for it. So a host name of another cluster is
 //! reported before they exist. Only the Services that may claim the same names are judged, and only the
-//! Clusters that the change concerns: one review must not cost what the whole seed costs.
+//! Clusters that the change concerns. One review must not cost as much as the whole seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,8 +33,8 @@ use portico_source::Object;
 use portico_source::served::Served;
 use portico_sync::Pipeline;
 
-/// What the API server sees to by itself: it allocates NodePorts, and refuses one that another Service has.
-/// In a dry run it makes numbers up.
+/// Problems that the API server handles by itself. It allocates NodePorts, and refuses one that another
+/// Service has. In a dry run it makes numbers up.
 const OF_THE_API_SERVER: [&str; 2] = ["no-node-port", "node-port-conflict"];
 
 /// Seed of the allocation of NodePorts, of which none are allocated here.
@@ -59,7 +59,7 @@ pub(super) struct Change {
     pub(super) after: Object,
 }
 
-/// What is wrong after a change, and was not before.
+/// The problems after a change that were not there before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) errors: Vec<Problem>,
@@ -94,8 +94,8 @@ pub(super) fn review(world: &World, change: &Change) -> Verdict {
     Verdict { errors, warnings }
 }
 
-/// The problems that a change adds. What is wrong with another object may be put in other words after it:
-/// the number of its problems of that reason says whether there is one more.
+/// The problems that a change adds. A problem of another object may be put in other words after the change.
+/// So the number of its problems of that reason says whether there is one more.
 fn fresh(before: &BTreeSet<Problem>, after: BTreeSet<Problem>, own: &BTreeSet<ObjectRef>) -> Vec<Problem> {
     fn counted(problems: &BTreeSet<Problem>) -> BTreeMap<(&ObjectRef, &str), usize> {
         let mut counts = BTreeMap::new();
@@ -159,7 +159,7 @@ impl World {
                 namespace.as_deref() == Some(&*service.metadata().namespace) || may_claim(service, &hosts)
             };
             let services: Vec<&Object> = readable(&self.services).filter(concerned).collect();
-            // What a Service may claim depends on whether its namespace is that of a Cluster.
+            // The claims that a Service may make depend on whether its namespace is that of a Cluster.
             let named = own.chain(services.iter().copied());
             let named = named.filter_map(|object| ClusterName::of_namespace(&object.metadata().namespace));
             let names: BTreeSet<ClusterName> = named.collect();

@@ -1,8 +1,8 @@
 //! From the bytes of a question to those of an answer: what this replica's caches say, within a time limit.
 //!
-//! Whatever keeps a change from being judged admits it, with a warning: caches that are not filled yet, or a
-//! seed so large that a review takes too long. A change that would be refused is judged again for a while,
-//! because a cache is a little behind: a Cluster must not be refused for a Seed that the same `kubectl apply`
+//! A change that cannot be judged is admitted, with a warning. The caches may not be filled yet, or the seed
+//! may be so large that a review takes too long. A change that would be refused is judged again for a while,
+//! because a cache is a little behind. A Cluster must not be refused for a Seed that the same `kubectl apply`
 //! wrote just before.
 
 use std::sync::Arc;

@@ -179,7 +179,7 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Full<By
 
 /// Why a question was not read.
 enum Unread {
-    /// What is read at a time, of all questions, is used up.
+    /// The memory for questions that are read at the same time is used up.
     Overloaded,
     /// The client left before its end.
     Ended,

@@ -1,8 +1,8 @@
-//! One revocation list (RFC 5280 section 5): whose it is, how old it is, what it revokes.
+//! One revocation list (RFC 5280 section 5): its issuer, its age, and the certificates that it revokes.
 //!
-//! Only complete lists of a CA for its own certificates are taken: whatever is not on the list is not
-//! revoked, so a list that leaves something out, or says it in a way that is not understood here, must not
-//! be used.
+//! Only complete lists of a CA for its own certificates are taken. A certificate that is not on the list is
+//! not revoked. So a list must not be used if it leaves something out, or has a part that is not understood
+//! here.
 
 use std::path::Path;
 
@@ -87,7 +87,7 @@ impl List {
 
     /// Whether it holds the serial number, which is as in DER.
     pub(crate) fn revokes(&self, serial: &[u8]) -> bool {
-        // What cannot be looked up is not known to be good.
+        // A certificate that cannot be looked up is not known to be good.
         self.revoked.find_serial(serial).map_or(true, |entry| entry.is_some())
     }
 

@@ -52,8 +52,8 @@ impl From<PathBuf> for ClientCaFile {
 impl FromStr for ClientCaFile {
     type Err = ClientCaFileError;
 
-    /// What stands before the first `=` is a pattern if its characters are those of one. A file of such a
-    /// name is written with its folder: `./a=b`.
+    /// The text before the first `=` is a pattern if its characters are those of one. A file of such a name
+    /// is written with its folder: `./a=b`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let allowed = |byte: u8| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || [b'-', b'*', b':'].contains(&byte)

@@ -1,5 +1,5 @@
-//! `portico agent check`: whether the address could be held here, with the evidence if not, and what was
-//! looked at.
+//! `portico agent check`: whether the address could be held here. The answer has the places that were looked
+//! at, and evidence if it could not.
 
 use anyhow::bail;
 use clap::Args;

@@ -4,8 +4,8 @@
 //! All of it is on the main thread. The data plane has the only other one.
 //!
 //! Start: files, address, tunnels, listeners. A gateway that is away is no reason not to start. A successor
-//! is different: while its predecessor serves, it waits until it could do as well, so that a new version that
-//! does not work replaces nothing.
+//! is different. While its predecessor serves, it waits until it could do as well. So a new version that does
+//! not work replaces nothing.
 //!
 //! End: an agent with a successor leaves address and listeners to it. One without closes the listeners, lets
 //! connections finish, and takes the address away last, because packets of open connections are sent to it.

@@ -1,4 +1,4 @@
-//! A look at this machine from where its kubelet is, once or again and again: what the pods of a migration do
+//! A look at this machine from where its kubelet is, once or again and again. The pods of a migration do that
 //! on each node, in their log and for their readiness.
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What an agent's admin listener serves: readiness, metrics, connections, tunnels. Each page is short and
+//! The pages of an agent's admin listener: readiness, metrics, connections, tunnels. Each page is short and
 //! made at once, so that no thread is started for it.
 
 use std::net::SocketAddr;

@@ -1,8 +1,8 @@
 //! User and password of the proxy in an argument, where every user of the machine reads them.
 //!
-//! The program starts itself once more, without them in its arguments and with them in the variable that has
-//! the same meaning: /proc/PID/environ is for the same user and root only. The PID stays. The configuration
-//! of a supervisor, such as a manifest, still shows them, so the log says what to do instead.
+//! The program starts itself once more, without them in its arguments and with them in the variable of the
+//! same meaning. /proc/PID/environ is for the same user and root only. The PID stays. The configuration of a
+//! supervisor, such as a manifest, still shows them, so the log says what to do instead.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -1,8 +1,8 @@
 //! `portico agent ready`: asks the agent of this node whether it is ready.
 //!
 //! Pods on the host's network share its addresses. While a surge pod takes over from the old one, HTTP probes
-//! of both would reach the one that has the admin address: the new pod would look ready because the old one
-//! is, and the old one would be deleted too early. A probe that runs in the pod knows the pod's name.
+//! of both would reach the pod with the admin address. The new pod would look ready because the old one is.
+//! The old one would then be deleted too early. A probe that runs in the pod knows the pod's name.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

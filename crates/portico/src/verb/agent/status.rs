@@ -1,4 +1,4 @@
-//! What the admin listener may know of a running agent. Written by [`super::control`], read by
+//! The state of a running agent for the admin listener. Written by [`super::control`], read by
 //! [`super::pages`] and [`super::metrics`].
 
 use std::net::IpAddr;

@@ -1,9 +1,10 @@
-//! A stand-in for the API server of one user cluster: enough for `kubectl version`, `kubectl get --raw
-//! /healthz` and `kubectl get namespaces --watch`, over real TLS; with [`Nodes`], for `kubectl logs` as well.
+//! A stand-in for the API server of one user cluster. Over real TLS, it is enough for `kubectl version`,
+//! `kubectl get --raw /healthz` and `kubectl get namespaces --watch`. With [`Nodes`] it serves `kubectl logs`
+//! as well.
 //!
 //! As a real one does, it answers `/version` and the health checks to every client, and the rest to one with
-//! the bearer token. It serves HTTP/1.1 only: a watch is a chunked response that goes on until the client
-//! asked it to end, or leaves.
+//! the bearer token. It serves HTTP/1.1 only. A watch is a chunked response that goes on until the time that
+//! the client asked for is over, or the client leaves.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

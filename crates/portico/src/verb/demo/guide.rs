@@ -1,4 +1,4 @@
-//! What the demo prints: where each cluster is, and lines to paste that show it. Writes the kubeconfigs the
+//! The text of the demo: where each cluster is, and lines to paste that show it. Writes the kubeconfigs the
 //! lines name.
 
 use anyhow::Context;

@@ -1,6 +1,6 @@
 //! `portico demo --kubernetes`: becomes `portico-lab demo`, which starts real Kubernetes.
 //!
-//! The lab builds and runs the programs of others, for tests and contributors: it is a program of the
+//! The lab builds and runs the programs of others, for tests and contributors. It is a program of the
 //! checkout and no part of what ships.
 
 use std::env;

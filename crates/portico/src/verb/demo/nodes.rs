@@ -1,5 +1,5 @@
-//! A stand-in for the kubelet of one worker node, which has one pod with a log, and the way of a stand-in API
-//! server to it: HTTP CONNECT on the Konnectivity server's Unix socket, as kube-apiserver does.
+//! A stand-in for the kubelet of one worker node, which has one pod with a log. A stand-in API server reaches
+//! it by HTTP CONNECT on the Konnectivity server's Unix socket, as kube-apiserver does.
 //!
 //! No network stands between the kubelet and this machine. So it plays the firewall as well: it talks to
 //! connections of this process only, in which nobody but the Konnectivity agent dials it.

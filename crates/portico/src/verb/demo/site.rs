@@ -1,7 +1,6 @@
 //! The demo's site on disk and in memory: manifests, certificates, kubeconfigs, stand-in API servers.
 //!
-//! The folder is what a real one would be: it can be read, edited while the demo runs, and handed to `portico
-//! check`.
+//! The folder is like a real one: it can be read, edited while the demo runs, and handed to `portico check`.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};

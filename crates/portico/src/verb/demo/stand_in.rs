@@ -1,4 +1,4 @@
-//! What the stand-ins of the demo share: HTTP/1.1 over real TLS on a free port of loopback.
+//! The common part of the demo's stand-ins: HTTP/1.1 over real TLS on a free port of loopback.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -1,8 +1,8 @@
-//! What a gateway may hold, divided out of two numbers: the memory and the descriptors that it has.
+//! The bounds of a gateway, divided out of two numbers: the memory and the descriptors that it has.
 //!
-//! The parts add up to less than the whole, so that no part can take what another was promised. What is left
-//! of the memory, two sixteenths, are routes, counters and the program. What is left of the descriptors, two
-//! sixteenths, are listeners, files, the admin listener and pipes.
+//! The parts add up to less than the whole, so that no part can take what another was promised. The rest of
+//! the memory, two sixteenths, is for routes, counters and the program. The rest of the descriptors, two
+//! sixteenths, is for listeners, files, the admin listener and pipes.
 //!
 //! | | of the memory | each | of the descriptors |
 //! |---|---|---|---|

@@ -1,9 +1,9 @@
 //! The one place of wiring: source → pipeline → data plane, with the admin listener beside it and the end
 //! of the process after it.
 //!
-//! Everything here runs on one thread; the threads that move bytes are the data plane's own. The order at the
-//! start is what makes it safe: the admin listener first, so that probes get an answer; then every object is
-//! read; only then are listeners opened, or taken over, for a table with holes would send clients away.
+//! Everything here runs on one thread. The threads that move bytes are the data plane's own. The order at the
+//! start is what makes it safe. The admin listener comes first, so that probes get an answer. Then every
+//! object is read. Only then are listeners opened, or taken over: a table with holes would send clients away.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -94,7 +94,7 @@ async fn serve(
             admin.close();
         }
     }
-    // What is to be remembered is a successor's business from now on.
+    // The persisted state is a successor's business from now on.
     drop(source);
     let limit = flags.lifecycle.drain_timeout;
     daemon.drain(gateway.connections().len(), limit, gateway.drain(limit)).await;

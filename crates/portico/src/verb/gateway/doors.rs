@@ -1,5 +1,5 @@
-//! `/doors`: what came by each kind of listener for each cluster, and from which clients last. By that the
-//! operator sees whether a way in may close, and people see which clients still have to move to the other.
+//! `/doors`: the connections by each kind of listener for each cluster, and the last clients. They show the
+//! operator whether a way in may close. They show people which clients still have to move to the other.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};

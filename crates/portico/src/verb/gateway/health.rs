@@ -1,8 +1,8 @@
-//! `/readyz`: whether this gateway serves, and with `?verbose` what stands in the way and what is wrong with
+//! `/readyz`: whether this gateway serves. With `?verbose` it lists the obstacles, and the problems of
 //! objects.
 //!
 //! Not ready means: send me no new connections. A broken manifest, or a NodePort that cannot be bound, is
-//! shown and does not make the gateway unready: every other cluster is served, and a restart would not help.
+//! shown and does not make the gateway unready. Every other cluster is served, and a restart would not help.
 
 use jiff::Timestamp;
 use portico_admin::readiness::Readiness;

@@ -38,8 +38,8 @@ struct Bytes {
 #[derive(Debug)]
 struct GatewayMetrics {
     status: Arc<Status>,
-    /// The most that was ever reported. Open connections are added to those that ended, and one that ends
-    /// meanwhile may be seen in neither or in both; a counter that falls would look like a restart.
+    /// The most that was ever reported. Open connections are added to those that ended. One that ends
+    /// meanwhile may be seen in neither or in both. A counter that falls would look like a restart.
     bytes: Mutex<HashMap<Tenant, Bytes>>,
 }
 

@@ -1,4 +1,4 @@
-//! What the admin listener may know of a running gateway: the data plane, and what the objects say.
+//! The state of a running gateway for the admin listener: the data plane, and the facts of the objects.
 //!
 //! Written by [`super::control`], read by [`super::pages`]. Locks are held for a look, never over I/O.
 

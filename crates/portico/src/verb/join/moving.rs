@@ -1,7 +1,7 @@
 //! `portico join move`: the kubelet of this machine reaches its API server by another address.
 //!
-//! What is done is in `portico_join::moving`. Here is what a person, or the log of a pod, gets to read of it,
-//! and what a signal means.
+//! What is done is in `portico_join::moving`. This module has the words for a person or the log of a pod, and
+//! the meaning of a signal.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -22,7 +22,7 @@ impl Flag {
         let (head, usage) = line.split_once("--")?.1.split_once("  ")?;
         let (name, kind) = head.split_once(' ').unwrap_or((head, "bool"));
         let said = usage.rsplit_once("(default ").and_then(|(_, rest)| rest.strip_suffix(')'));
-        // What has the zero of its type has no default there.
+        // A flag with the zero of its type has no default there.
         let zero = match kind {
             "bool" => "false",
             "int" | "uint" | "float32" => "0",
@@ -78,7 +78,7 @@ fn every_flag_that_upstreams_programs_print_is_taken_with_its_default() {
                 let taken = command.clone().try_get_matches_from([part, form]);
                 assert!(taken.is_ok(), "{part} {form}: {}", taken.unwrap_err());
             }
-            // What is hidden has no effect, whatever its value.
+            // A hidden flag has no effect, whatever its value.
             assert!(arg.is_hide_set() || flag.is_default_of(arg), "{part} --{name}: {} there", flag.default);
         }
     }

@@ -1,8 +1,8 @@
 //! `portico preflight --mesh`: node to node, round after round, as a DaemonSet.
 //!
-//! Each round lists the members, checks the required flows between workers towards some of them, and puts the
-//! result on this node as the condition `PorticoMesh`, and into metrics. Between rounds only the responder
-//! works. The other direction is the other node's: its member checks it.
+//! Each round lists the members, and checks the required flows between workers towards some of them. It puts
+//! the result on this node as the condition `PorticoMesh`, and into metrics. Between rounds only the
+//! responder works. The other direction is the other node's: its member checks it.
 
 mod metrics;
 mod verdict;

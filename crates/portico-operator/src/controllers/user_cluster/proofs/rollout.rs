@@ -1,5 +1,5 @@
-//! What nodes and workloads say of themselves, as facts: pure. All of it comes from a user cluster, so names
-//! are made harmless and few of them are listed.
+//! The reports of nodes and workloads about themselves, as facts: pure. All of it comes from a user cluster,
+//! so names are made harmless and few of them are listed.
 
 use std::collections::BTreeSet;
 

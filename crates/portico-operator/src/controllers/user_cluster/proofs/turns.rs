@@ -1,7 +1,7 @@
-//! Which nodes are moved to another address of their API server, and which are next: pure.
+//! Decides which nodes are moved to another address of their API server, and which are next: pure.
 //!
-//! A node whose turn it is has a slot until the pod on it is ready, also if it is away by then: a kubelet
-//! that does not come back takes no other one with it.
+//! A node whose turn it is has a slot until the pod on it is ready, even if the node is away by then. So a
+//! kubelet that does not come back takes no other one with it.
 
 use std::collections::BTreeSet;
 
@@ -57,7 +57,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Whether a name can be that of a Node, and so is no more than a word of a URL.
+/// Whether a name can be that of a Node. Such a name is no more than a word of a URL.
 pub(super) fn is_name(node: &str) -> bool {
     !node.is_empty() && node.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
 }

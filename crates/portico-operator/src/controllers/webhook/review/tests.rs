@@ -109,7 +109,7 @@ fn of_two_services_the_younger_cannot_have_a_name_that_the_elder_has() {
         ),
         "{errors:?}"
     );
-    // A name of a cluster, by somebody who is older than it.
+    // A name of a cluster, claimed by an object that is older than it.
     world.services.push(served(&service("cluster-a", "apiserver-external", "a.north.example.com")));
     let errors = created::<Service>(&world, &service("other", "thief", "a.north.example.com"));
     assert!(errors[0].starts_with("Service other/thief: "), "{errors:?}");

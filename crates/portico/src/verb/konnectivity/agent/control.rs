@@ -1,8 +1,8 @@
 //! The order in which an agent begins and ends.
 //!
-//! The first signal drains: servers prefer other agents, what is open goes on, and what they ask for is
-//! dialled all the same, because all agents may be draining. The agent ends once nothing has been open for a
-//! while; a second signal ends it at once.
+//! The first signal drains. Servers prefer other agents, and open connections go on. Further dials of servers
+//! are made all the same, because all agents may be draining. The agent ends once nothing has been open for a
+//! while. A second signal ends it at once.
 
 use std::convert::Infallible;
 use std::sync::Arc;

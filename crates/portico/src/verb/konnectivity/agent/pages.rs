@@ -1,4 +1,4 @@
-//! What an agent serves: probes and metrics on its health port, as upstream, and lists on its admin port.
+//! The pages of an agent: probes and metrics on its health port, as upstream, and lists on its admin port.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

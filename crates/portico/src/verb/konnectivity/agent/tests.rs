@@ -37,7 +37,7 @@ async fn the_defaults_are_upstreams() {
 #[tokio::test]
 async fn a_server_whose_machine_is_gone_is_found_by_tcp() {
     let settings = settings(&[]).await.unwrap();
-    // What a dialler does with it is tested beside it; from here its sockets cannot be seen.
+    // The use of it by a dialler is tested beside the dialler. From here its sockets cannot be seen.
     let dialer = format!("{:?}", settings.to_servers);
     assert!(dialer.contains(&format!("{KEEP_ALIVE:?}")), "{dialer}");
 }

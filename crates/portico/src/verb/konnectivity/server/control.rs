@@ -1,8 +1,8 @@
 //! The order in which a server begins and ends.
 //!
 //! The first signal drains for `--graceful-shutdown-timeout`: listeners close, the Lease goes, and `/readyz`
-//! shows it. What is open goes on, agents included, because an upstream agent that gets GOAWAY drops all its
-//! connections. Then, or at a second signal, everything ends, and frontends are notified.
+//! shows it. Open connections go on, those of agents included: an upstream agent that gets GOAWAY drops all
+//! its connections. Then, or at a second signal, everything ends, and frontends are notified.
 
 use std::convert::Infallible;
 use std::future::pending;

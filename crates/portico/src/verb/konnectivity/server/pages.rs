@@ -1,4 +1,4 @@
-//! What a server serves: probes and metrics on its health port, as upstream, and lists on its admin port.
+//! The pages of a server: probes and metrics on its health port, as upstream, and lists on its admin port.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -39,7 +39,7 @@ impl Collector for MeshMetrics {
             let word = match finding.status {
                 Status::Passed => "passed",
                 Status::Failed => "failed",
-                // What is reported to nobody, and what is no flow.
+                // These are reported to nobody, or are no flow.
                 Status::Inconclusive | Status::Skipped | Status::Note => "unproven",
             };
             *counts.entry((finding.row.id, finding.check, word)).or_default() += 1;
