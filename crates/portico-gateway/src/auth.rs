@@ -1,9 +1,9 @@
 //! Authenticates tunnel clients: which cluster a certificate or a token opens, and whether it still does.
 //!
-//! [`Identities::authenticate`] looks at the certificate of the connection (verified by `portico-tunnel`),
-//! then at the token: in the static file ([`tokens`]), or by a [`review`] of the API server of the cluster.
-//! What is accepted becomes a [`credential`] that the streams of a connection hold. When a certificate, a
-//! file or an API server revokes it, [`supervise`] has those streams cut.
+//! [`Identities::authenticate`] looks at the certificate of the connection, which `portico-tunnel` has
+//! verified. Then it looks at the token: in the static file ([`tokens`]), or by a [`review`] of the cluster's
+//! API server. Accepted evidence becomes a [`credential`] that the streams of a connection hold. When a
+//! certificate, a file or an API server revokes it, [`supervise`] has those streams cut.
 //!
 //! Clients without TLS are not asked: `--tunnel-plaintext` says so.
 
@@ -17,7 +17,6 @@ mod tests;
 mod token_review;
 mod tokens;
 mod verdict;
-mod waiters;
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -103,7 +102,8 @@ pub struct Identities {
     log: TenantLines,
 }
 
-/// Why a request is not served: the truth, for metrics and our log, and what this client may know of it.
+/// Why a request is not served. It has the truth, for metrics and our log, and the part that this client may
+/// know.
 #[derive(Debug)]
 pub(crate) struct Denied {
     /// The truth.
@@ -163,13 +163,13 @@ impl Findings {
     /// cluster, no API server, refused, unreachable, not on the allow list. Different sentences would let it
     /// find clusters by guessing.
     fn hide(&mut self, why: impl Into<String>) {
-        self.note(NOT_PROVEN);
+        self.note(NOT_ACCEPTED);
         self.detail = why.into();
     }
 }
 
 /// The message to a client whose token no API server has accepted before, whatever the reason.
-const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
+const NOT_ACCEPTED: &str = "the token proves nothing here; the log of the gateway says why";
 
 impl Identities {
     pub(crate) fn new(config: &Config) -> Self {
@@ -236,8 +236,8 @@ impl Identities {
         self.tokens.is_some() || self.reviews.is_some()
     }
 
-    /// Returns the credential by which the client may have what it asks for; `None` where clients are not
-    /// asked. `held` are those of its connection.
+    /// Returns the credential that gives the client the target it asks for. `None` where clients are not
+    /// asked for one. `held` are those of its connection.
     pub(crate) async fn authenticate(
         &self,
         held: &Credentials,

@@ -1,5 +1,4 @@
-//! The routes in force: one table that workers read without a lock. It also has the state that outlives a
-//! table.
+//! The routes in force: one table that workers read without a lock, and the state that outlives a table.
 //!
 //! An [`Update`] from `portico-routes` says what changed, and only that is touched. Endpoints change inside
 //! an [`Upstream`]; the table is replaced by a changed clone if a key is added, removed or

@@ -24,7 +24,7 @@ const WRITE_AT_ONCE: usize = 64 << 10;
 /// How long a process that ends waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// Between two looks at whether they are. Also between two looks at whether a full output that does not block
+/// Between two looks at whether the last lines are written, or whether a full output that does not block
 /// takes more.
 const POLL: Duration = Duration::from_millis(5);
 

@@ -1,15 +1,15 @@
 //! Bounds the bytes that wait for receivers: one budget for the process, others for parts of it.
 //!
 //! A [`MemoryBudget`] counts bytes and has a limit. A [`Reservation`] is one queue, of a stream or a
-//! connection, and counts in all budgets it is given: those of its connection, its cluster and the process.
-//! Over the limit of any of them, the reservation whose bytes have waited longest is evicted: its bytes no
-//! longer count, and its task is woken to end the stream or connection.
+//! connection. It counts in all budgets it is given: those of its connection, its cluster and the process.
+//! Over the limit of any of them, the reservation whose bytes have waited longest is evicted. Its bytes no
+//! longer count. Its task is woken to end the stream or connection.
 //!
 //! Reservations of unauthenticated peers are [evicted first](Reservation::set_first), however short they
 //! wait. New ones have always waited less. Chosen by age alone, they would push out slow authenticated peers.
 //!
 //! A connection or a cluster with a budget of its own loses its own streams before it can fill the budget of
-//! the process. Whose a connection is may turn out while bytes of it wait: then its reservations
+//! the process. The owner of a connection may turn out while bytes of it wait. Then its reservations
 //! [join](Reservation::join) that budget.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -86,8 +86,8 @@ impl MemoryBudget {
         self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Evicts reservations until the rest is within the limit: those that go first, then those whose bytes
-    /// have waited longest.
+    /// Evicts reservations until the rest is within the limit. Those that go first come first, then those
+    /// whose bytes have waited longest.
     fn enforce(&self) {
         if self.held() <= self.limit() {
             return;
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn over_the_limit_the_holder_that_waits_longest_is_evicted() {
+    async fn over_the_limit_the_reservation_that_waits_longest_is_evicted() {
         let budget = MemoryBudget::new(1000);
         let first = stream_with(&budget, 300).await;
         let second = stream_with(&budget, 400).await;
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn holders_that_go_first_do_so_before_those_that_wait_longer() {
+    async fn reservations_that_go_first_do_so_before_those_that_wait_longer() {
         let budget = MemoryBudget::new(1000);
         let slow = stream_with(&budget, 300).await;
         let [first, second] = [stream_with(&budget, 300).await, stream_with(&budget, 300).await];
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_holder_that_joins_a_budget_counts_there_with_all_it_holds() {
+    async fn a_reservation_that_joins_a_budget_counts_there_with_all_its_bytes() {
         let (process, cluster) = (MemoryBudget::new(1000), MemoryBudget::new(500));
         let reservation = stream_with(&process, 300).await;
         reservation.join(&cluster);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_holder_is_not_evicted_before_its_patience_is_over() {
+    async fn a_reservation_is_not_evicted_before_its_patience_is_over() {
         let budget = MemoryBudget::new(1000);
         let connection = Reservation::new(vec![budget.clone()], SECOND);
         connection.charge(1001);

@@ -1,5 +1,5 @@
-//! Bounds work that peers cause: in all, and for each key, so that a peer that causes much leaves others
-//! their share. A key is what separates peers: a cluster, or an address.
+//! Bounds work that peers cause, in all and for each key. So a peer that causes much leaves others their
+//! share. A key is what separates peers: a cluster, or an address.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -11,12 +11,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 #[derive(Debug)]
 pub struct Permits<K> {
     all: Semaphore,
+    most: usize,
     of_each: usize,
     /// The keys with work under way or waiting, and the permits of each.
     keys: Mutex<HashMap<K, Weak<Semaphore>>>,
 }
 
-/// Permission for one piece of work, given back on drop.
+/// One permit or several at once, given back on drop.
 #[derive(Debug)]
 #[must_use]
 pub struct Permit<'a> {
@@ -28,7 +29,7 @@ impl<K: Clone + Eq + Hash> Permits<K> {
     /// So many permits, and so many of each key.
     #[must_use]
     pub fn new(all: usize, of_each: usize) -> Self {
-        Self { all: Semaphore::new(all), of_each, keys: Mutex::default() }
+        Self { all: Semaphore::new(all), most: all, of_each, keys: Mutex::default() }
     }
 
     /// Waits for a permit of the key first: what waits for it takes none of the others' permits. In the order
@@ -41,9 +42,20 @@ impl<K: Clone + Eq + Hash> Permits<K> {
 
     /// Returns a permit if there is one.
     pub fn try_acquire(&self, key: &K) -> Option<Permit<'_>> {
-        let of_key = self.of_key(key).try_acquire_owned().ok()?;
-        let all = self.all.try_acquire().ok()?;
+        self.try_acquire_many(key, 1)
+    }
+
+    /// Returns so many at once, or none.
+    pub fn try_acquire_many(&self, key: &K, many: u32) -> Option<Permit<'_>> {
+        let of_key = self.of_key(key).try_acquire_many_owned(many).ok()?;
+        let all = self.all.try_acquire_many(many).ok()?;
         Some(Permit { _key: Some(of_key), _all: Some(all) })
+    }
+
+    /// How many are given out now.
+    #[must_use]
+    pub fn in_use(&self) -> usize {
+        self.most - self.all.available_permits()
     }
 
     fn of_key(&self, key: &K) -> Arc<Semaphore> {
@@ -78,6 +90,18 @@ mod tests {
         assert!(permits.try_acquire(&"busy").is_none(), "it belongs to the one that waits");
         assert!(waits.now_or_never().is_some());
         assert!(permits.try_acquire(&"third").is_some());
+    }
+
+    #[test]
+    fn several_at_once_are_given_whole_or_not_at_all() {
+        let permits = Permits::new(5, 3);
+        let held = permits.try_acquire_many(&"busy", 2).unwrap();
+        assert!(permits.try_acquire_many(&"busy", 2).is_none(), "its share has one left");
+        let other = permits.try_acquire_many(&"other", 2).unwrap();
+        assert!(permits.try_acquire_many(&"third", 2).is_none(), "one is left in all");
+        assert_eq!(permits.in_use(), 4, "what was refused took none");
+        drop((held, other));
+        assert!(permits.in_use() == 0 && permits.try_acquire_many(&"busy", 3).is_some());
     }
 
     #[test]

@@ -33,7 +33,8 @@ pub struct ReadAhead<S> {
     limit: Option<Arc<ReadLimit>>,
 }
 
-/// The bytes read of a peer of which little is known. It is shared with the layers above: they learn more.
+/// The bound of the bytes read of a peer of which little is known. It is shared with the layers above: they
+/// learn more.
 #[derive(Debug)]
 pub struct ReadLimit {
     /// Bytes that may still be read. `usize::MAX` means no limit.

@@ -1,22 +1,22 @@
 //! Reviews of tokens by the API servers of their clusters, remembered in a cache and bounded.
 //!
-//! A verdict comes from the cache while it holds, else from the API server: once for all requests that show
-//! the token meanwhile. Reviews under way are bounded, for each cluster and in all, and so are the requests
-//! that wait ([`Waiters`]). Permits are given in the order of requests, and a request waits for [`PATIENCE`]
-//! at most. A flood of made-up tokens delays the review of a token in use by at most [`PATIENCE`] +
-//! [`REVIEW_TIMEOUT`] per bound (one cluster's, all clusters'). A token in use waits longer for its permit.
-//! The flood keeps out other tokens, unless they have the grace that they would have while their API server
-//! is away. The review of such a token is a task of its own.
+//! A verdict comes from the cache while it holds. Otherwise the API server is asked, once for all requests
+//! that show the token meanwhile. Reviews under way are bounded, for each cluster and in all. So is the
+//! memory of the requests that wait. Permits are given in the order of requests, and a request waits for
+//! [`PATIENCE`] at most. A flood of made-up tokens delays the review of a token in use by at most
+//! [`PATIENCE`] + [`REVIEW_TIMEOUT`] per bound (one cluster's, all clusters'). A token in use waits longer
+//! for its permit. The flood keeps out other tokens, unless they have the grace that they would have while
+//! their API server is away. The review of such a token is a task of its own.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use moka::sync::Cache;
 use portico_api::names::Tenant;
-use portico_net::permits::Permits;
+use portico_net::permits::{Permit, Permits};
 use portico_tunnel::Token;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -24,7 +24,6 @@ use super::changes::{Affected, Changes};
 use super::hash::{Hash, hash};
 use super::token_review::Answer;
 use super::verdict::{ReviewTimes, TokenState, Verdict};
-use super::waiters::{Waiter, Waiters};
 use crate::line_limit::TenantLines;
 
 /// One review, from connect to the last byte of the response.
@@ -36,22 +35,30 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// How long the review of a token in use waits for a permit. It is made again soon after.
 const PATIENCE_IN_USE: Duration = Duration::from_secs(30);
 
-/// Reviews at a time by the API server of one cluster: agents that come back at once must not look like an
+/// Reviews at a time by the API server of one cluster. Agents that come back at once must not look like an
 /// attack.
 pub(super) const MAX_PER_CLUSTER: usize = 8;
 
-/// After a no to a token that was accepted, the API server is asked once more: one that has just started
+/// One cluster may use 1/`SHARES` of the memory for waiting requests. So one hanging API server leaves room
+/// for three more. With 1 GiB of memory for the gateway, and tokens of 1 KiB, two thousand nodes of a cluster
+/// may come at once.
+pub(super) const SHARES: usize = 4;
+
+/// The memory of a waiting request beside its token: its stream, its task, and its authority.
+pub(super) const WAITER: usize = 3 * 1024;
+
+/// After a no to a token that was accepted, the API server is asked once more. One that has just started
 /// answers before it knows its own service accounts and roles.
 const CONFIRM_AFTER: Duration = Duration::from_secs(2);
 
-/// Most tokens cached that were accepted: more than the agents of one seed. A token that open connections
-/// rest on is reviewed again whether it is cached or not.
+/// Most accepted tokens that are cached: more than the agents of one seed. A token that open connections rest
+/// on is reviewed again whether it is cached or not.
 const MAX_ACCEPTED: u64 = 100_000;
 
-/// Most tokens cached that were never accepted. A flood of them displaces its own.
+/// Most cached tokens that were never accepted. A flood of them displaces its own.
 const MAX_UNVERIFIED: u64 = 10_000;
 
-/// How long a token that was never accepted is cached: until its review is over, and a no has held.
+/// How long a token that was never accepted is cached. Its review is over by then, and a no no longer holds.
 const UNVERIFIED_CACHED: Duration = Duration::from_secs(15);
 
 /// Upper bounds, in seconds, of the histogram of reviews.
@@ -87,7 +94,8 @@ pub(super) struct Reviews {
     unverified: Cache<Hash, Arc<TokenState>>,
     /// For reviews under way.
     permits: Permits<Tenant>,
-    waiters: Arc<Waiters>,
+    /// For requests that wait, a permit a byte.
+    waiting: Permits<Tenant>,
     /// For reviews that requests begin after one of the token failed.
     retries: Permits<Tenant>,
     counters: Counters,
@@ -102,6 +110,19 @@ struct Counters {
     failed: AtomicU64,
     nanos: AtomicU64,
     buckets: [AtomicU64; REVIEW_BUCKETS.len() + 1],
+    waiting: AtomicU32,
+}
+
+/// A request that waits for a verdict.
+struct Waiting<'a> {
+    _bytes: Permit<'a>,
+    count: &'a AtomicU32,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Counters of token reviews, at one moment.
@@ -135,7 +156,7 @@ impl Reviews {
             accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(times.grace).build(),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::new(most as usize, MAX_PER_CLUSTER),
-            waiters: Arc::new(Waiters::new(waiting)),
+            waiting: Permits::new(waiting, waiting / SHARES),
             retries: Permits::new(most as usize, 1),
             counters: Counters::default(),
             changes,
@@ -154,13 +175,13 @@ impl Reviews {
             failed: counters.failed.load(Relaxed),
             seconds: Duration::from_nanos(counters.nanos.load(Relaxed)).as_secs_f64(),
             buckets: std::array::from_fn(|bucket| counters.buckets[bucket].load(Relaxed)),
-            waiting: self.waiters.count(),
-            waiting_bytes: self.waiters.bytes(),
+            waiting: counters.waiting.load(Relaxed),
+            waiting_bytes: self.waiting.in_use(),
             remembered: self.accepted.entry_count() + self.unverified.entry_count(),
         }
     }
 
-    /// Returns what is known of `token` to `reviewer`; perhaps nothing yet.
+    /// Returns the state of `token` at `reviewer`; perhaps nothing is known yet.
     pub(super) fn token(&self, token: &Token, reviewer: Arc<dyn TokenReviewer>) -> ReviewedToken {
         let key = key(token, &*reviewer);
         let unverified = || self.unverified.get_with(key, || Arc::new(TokenState::new()));
@@ -168,19 +189,19 @@ impl Reviews {
         ReviewedToken { token: token.clone(), state, reviewer }
     }
 
-    /// Returns what `token` is worth now, from the cache or by a review. `None` if too many wait, and the
-    /// token has no grace.
+    /// Returns the verdict on `token`, from the cache or by a review. `None` if too many wait, and the token
+    /// has no grace.
     pub(super) async fn verdict(self: &Arc<Self>, token: &ReviewedToken) -> Option<Verdict> {
         if let Some(known) = token.state.known() {
             return Some(known);
         }
-        // Boxed: what waits for long holds what it needs for that, and no more.
+        // Boxed: a future that waits for long holds the memory it needs for that, and no more.
         if token.state.has_grace()
             && let Some(verdict) = Box::pin(self.verdict_within_grace(token)).await
         {
             return Some(verdict);
         }
-        let _waiter = self.enter(token)?;
+        let _waiting = self.enter(token)?;
         Some(Box::pin(self.wait(token)).await)
     }
 
@@ -202,7 +223,7 @@ impl Reviews {
     async fn verdict_within_grace(self: &Arc<Self>, token: &ReviewedToken) -> Option<Verdict> {
         self.begin_review(token);
         let is_failing = token.state.is_failing();
-        if !is_failing && let Some(_waiter) = self.enter(token) {
+        if !is_failing && let Some(_waiting) = self.enter(token) {
             // An error says that the review goes on.
             let _ = timeout(PATIENCE, token.state.turn.lock()).await;
         }
@@ -219,26 +240,30 @@ impl Reviews {
         Some(Verdict::Accepted)
     }
 
-    /// Begins a review that goes on when the request and its connection are gone, so that what it finds
-    /// decides about the next one. Does nothing if one is under way, or too many wait. After a review that
-    /// failed, one token of a cluster is reviewed again at a time: an API server that hangs takes one permit,
-    /// and one that recovers is not asked by all nodes at once.
+    /// Begins a review. It goes on after the end of the request and its connection, so that its result
+    /// decides about the next request. Does nothing if one is under way, or too many wait. After a review
+    /// that failed, only one token of a cluster is reviewed again at a time. So an API server that hangs
+    /// takes one permit, and one that recovers does not get the tokens of all nodes at once.
     fn begin_review(self: &Arc<Self>, token: &ReviewedToken) {
         let Ok(turn) = Arc::clone(&token.state.turn).try_lock_owned() else { return };
-        let Some(waiter) = self.enter(token) else { return };
         let (reviews, token) = (Arc::clone(self), token.clone());
         tokio::spawn(async move {
+            let Some(_waiting) = reviews.enter(&token) else { return };
             let is_retry = token.state.is_failing();
             let retry = is_retry.then(|| reviews.retries.try_acquire(token.reviewer.cluster())).flatten();
             if retry.is_some() || !is_retry {
                 reviews.review_if_due(&token).await;
             }
-            drop((waiter, turn));
+            drop(turn);
         });
     }
 
-    fn enter(&self, token: &ReviewedToken) -> Option<Waiter> {
-        self.waiters.enter(token.reviewer.cluster(), token.token.secret().len())
+    /// `None` if too many wait.
+    fn enter(&self, token: &ReviewedToken) -> Option<Waiting<'_>> {
+        let bytes = u32::try_from(WAITER + token.token.secret().len()).ok()?;
+        let bytes = self.waiting.try_acquire_many(token.reviewer.cluster(), bytes)?;
+        self.counters.waiting.fetch_add(1, Relaxed);
+        Some(Waiting { _bytes: bytes, count: &self.counters.waiting })
     }
 
     /// Reviews a token in use again, if it is due. Returns whether the API server could be asked.

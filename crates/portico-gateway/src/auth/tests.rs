@@ -9,8 +9,7 @@ use futures_util::future::BoxFuture;
 use portico_tunnel::Protocol;
 use tokio::time::{Instant, advance, sleep};
 
-use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT};
-use super::waiters::{SHARES, WAITER};
+use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT, SHARES, WAITER};
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -179,8 +178,8 @@ impl Gateway {
         (gateway, api)
     }
 
-    /// Shows made-up tokens for as long as the test runs: so many at once, and others as soon as they are
-    /// refused.
+    /// Shows made-up tokens for as long as the test runs. So many are shown at once, and others as soon as
+    /// they are refused.
     fn flood(self: &Arc<Self>, api: &Arc<ApiServer>, at_once: usize) {
         for number in 0..at_once {
             let (gateway, api) = (Arc::clone(self), Arc::clone(api));
@@ -261,7 +260,7 @@ async fn requests_that_wait_are_bounded_for_a_cluster_and_keep_out_no_token_with
     sleep(Duration::from_secs(601)).await;
     let _waiting = fill();
     sleep(REVIEW).await;
-    // What is left is less than any request takes.
+    // The rest is less than any request takes.
     assert_eq!(gateway.authenticate(&api, "late").await.unwrap_err(), Refusal::MaxReviewsWaiting);
 }
 

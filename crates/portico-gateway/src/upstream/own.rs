@@ -2,7 +2,7 @@
 //!
 //! Otherwise the author of an EndpointSlice could reach the admin listener through the gateway. A connection
 //! could also go round in it until every descriptor is taken. Only the kernel knows every address that is
-//! this machine, so it is asked. A connection to an address of the machine itself comes from that address.
+//! this machine, so it is asked: a connection to an address of the machine itself comes from that address.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -374,7 +374,7 @@ struct ApiServer {
 const HANGS: &str = "hangs-";
 
 /// The response to a token that no API server has accepted.
-const NOT_PROVEN: &str = "the token proves nothing here; the log of the gateway says why";
+const NOT_ACCEPTED: &str = "the token proves nothing here; the log of the gateway says why";
 
 const YES: &str = r#"{"kind":"TokenReview","status":{"authenticated":true}}"#;
 
@@ -490,7 +490,7 @@ fn a_token_is_reviewed_by_the_api_server_of_its_cluster_once_for_many_streams() 
     assert_eq!(accepted(&gateway, Method::TokenReview), 20);
     let totals = gateway.shared().identities.reviews().unwrap();
     assert_eq!((totals.yes, totals.no, totals.failed, totals.remembered), (1, 0, 0, 1));
-    assert_eq!(clients[0].refresh("unknown.test:443"), (401, NOT_PROVEN.to_owned()));
+    assert_eq!(clients[0].refresh("unknown.test:443"), (401, NOT_ACCEPTED.to_owned()));
 }
 
 #[test]
@@ -507,7 +507,7 @@ fn an_api_server_decides_and_a_client_without_a_credential_is_not_told_why() {
         let token = format!("token-{number}");
         Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token(&token).refresh(&authority("a"))
     };
-    let not_accepted = (401, NOT_PROVEN.to_owned());
+    let not_accepted = (401, NOT_ACCEPTED.to_owned());
     assert_eq!(ask(401, ""), not_accepted);
     assert_eq!(ask(201, r#"{"status":{"authenticated":false}}"#), not_accepted);
     assert_eq!(ask(403, ""), not_accepted);
@@ -563,11 +563,11 @@ fn a_token_is_not_shown_to_an_api_server_of_another_ca() {
     let gateway = reviewing(&pki, Duration::from_secs(60));
     api.expose(&gateway, "a", &Pki::new());
     let client = Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("good");
-    assert_eq!(client.refresh(&authority("a")), (401, NOT_PROVEN.to_owned()));
+    assert_eq!(client.refresh(&authority("a")), (401, NOT_ACCEPTED.to_owned()));
     assert_eq!(gateway.shared().identities.reviews().unwrap().failed, 1);
     assert_eq!(api.asked(), 0, "the token is not shown to strangers");
     Service::new("b", &[api.address]).authority(&authority("b")).expose(&gateway);
-    assert_eq!(client.refresh(&authority("b")), (401, NOT_PROVEN.to_owned()), "nobody says whom to trust");
+    assert_eq!(client.refresh(&authority("b")), (401, NOT_ACCEPTED.to_owned()), "nobody says whom to trust");
     assert_eq!(gateway.shared().identities.reviews().unwrap().failed, 1);
 }
 
@@ -634,7 +634,7 @@ fn an_api_server_that_is_away_cuts_nothing_and_accepts_no_new_token() {
     assert_eq!(known.refresh(&authority("a")).0, 204, "a token that it accepted stays accepted");
     drop(echo(&known, &authority("a")));
     let new = || Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("new");
-    assert_eq!(new().refresh(&authority("a")), (401, NOT_PROVEN.to_owned()));
+    assert_eq!(new().refresh(&authority("a")), (401, NOT_ACCEPTED.to_owned()));
     let totals = gateway.shared().totals();
     assert_eq!(totals.refusals[portico_gateway::Refusal::ReviewFailed as usize], 1, "we know why");
     api.says(201, YES);
