@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
-use portico_tunnel::client::{Client, ClientSettings, OpenError};
+use portico_tunnel::client::{Client, ClientSettings, OpenError, TunnelState};
 use portico_tunnel::{End, Meter};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -309,7 +309,7 @@ fn report(agents: &[Agent], heard: &[Arc<AtomicU32>], tally: &Tally) -> Report {
     };
     for agent in agents {
         let totals = agent.client.totals();
-        let up = agent.client.is_up();
+        let up = agent.client.status().iter().any(|row| row.state == Some(TunnelState::Live));
         report.up += usize::from(up);
         report.back += usize::from(up && totals.tunnels_opened > agent.opened);
         report.attempts += totals.tunnel_failures;

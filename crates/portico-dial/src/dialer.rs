@@ -99,12 +99,6 @@ impl Dialer {
         Ok(Self { hop, ..Self::direct() })
     }
 
-    /// Sets other limits than [`DialTimeouts::default`].
-    #[must_use]
-    pub fn with_timeouts(self, timeouts: DialTimeouts) -> Self {
-        Self { timeouts, ..self }
-    }
-
     /// Sets another keep-alive than [`TcpKeepAlive::default`].
     #[must_use]
     pub fn with_keep_alive(self, keep_alive: TcpKeepAlive) -> Self {
@@ -201,3 +195,6 @@ impl Hop {
         connect::ask(transport, target, credentials, proxy).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,8 +19,8 @@ const PROBES: u32 = 3;
 pub struct TcpKeepAlive {
     /// The silence before the first keep-alive probe, and between two probes.
     pub interval: Duration,
-    /// How long bytes or probes may stay unacknowledged, and a peer's window closed. It is for peers that
-    /// always read. `None`: as long as the kernel has it.
+    /// How long bytes or probes may stay unacknowledged, or a peer's window may stay closed. It is for peers
+    /// that always read. `None`: as long as the kernel has it.
     pub unacknowledged: Option<Duration>,
 }
 

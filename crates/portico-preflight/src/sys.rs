@@ -1,7 +1,7 @@
 //! The socket options and the error queue that no safe wrapper covers.
 //!
-//! An ICMP error names the machine that sent it. That is a router, or a firewall that rejects. The kernel
-//! keeps that in the error queue of the socket (ip(7), `IP_RECVERR`), for TCP too while a connection is being
+//! An ICMP error names the machine that sent it: a router, or a firewall that rejects. The kernel keeps the
+//! error in the error queue of the socket (ip(7), `IP_RECVERR`), for TCP too while a connection is being
 //! opened.
 #![allow(unsafe_code)]
 

@@ -38,8 +38,8 @@ const SMALLEST_TURN: u64 = 4 * BYTES_A_FRAME;
 /// The cost of a SETTINGS frame, in frames: it may change the window of every stream. A peer sends one.
 const SETTINGS: u32 = 32;
 
-/// The weight of a byte of a header block in a turn: a turn has one of the largest blocks. Its eight thousand
-/// changes of the table's size take milliseconds (RFC 7541 section 6.3).
+/// The weight of a byte of a header block in a turn. A turn takes no more than one block of the largest size:
+/// its eight thousand changes of the table's size take milliseconds (RFC 7541 section 6.3).
 const HEADER_BYTE: u32 = STREAM_WINDOW / HEADER_LIST;
 
 /// Bytes that it counts for at least: a turn has 64 requests, each with its answer.

@@ -144,8 +144,14 @@ fn join_by_the_gateways_only(
     (worker, wall)
 }
 
-/// What `deploy/agent.yaml` leaves to its user; `proof` patches how the agent authenticates.
-fn agents_of_north(name: &str, worker: &Node, ca: &str, gateways: &[Gateway], proof: Vec<Value>) -> Value {
+/// What `deploy/agent.yaml` leaves to its user; `credential` patches how the agent authenticates.
+fn agents_of_north(
+    name: &str,
+    worker: &Node,
+    ca: &str,
+    gateways: &[Gateway],
+    credential: Vec<Value>,
+) -> Value {
     let args = "/spec/template/spec/containers/0/args";
     let targets: Vec<String> = gateways.iter().map(Gateway::target).collect();
     let replace = |index: usize, value: String| {
@@ -159,12 +165,12 @@ fn agents_of_north(name: &str, worker: &Node, ca: &str, gateways: &[Gateway], pr
         json!({"op": "add", "path": "/spec/template/spec/nodeSelector",
                "value": {"kubernetes.io/hostname": worker.host().name()}}),
     ];
-    patch.extend(proof);
+    patch.extend(credential);
     let ca = json!([{"op": "replace", "path": "/data/ca.crt", "value": ca}]);
     json!({
         "resources": ["agent.yaml"],
         "nameSuffix": format!("-{name}"),
-        "labels": [{"pairs": {"portico.example.com/proof": name}, "includeSelectors": true}],
+        "labels": [{"pairs": {"portico.example.com/credential": name}, "includeSelectors": true}],
         "patches": [
             {"target": {"kind": "DaemonSet"}, "patch": Value::from(patch).to_string()},
             {"target": {"kind": "ConfigMap"}, "patch": ca.to_string()},
@@ -212,12 +218,12 @@ impl Story {
     }
 
     /// One worker's agent, new or changed.
-    fn deploy_agent(&self, worker: usize, name: &str, proof: Vec<Value>) {
+    fn deploy_agent(&self, worker: usize, name: &str, credential: Vec<Value>) {
         let worker = &self.workers[worker];
         let dir = worker.host().dir().join("kustomize");
         fs::create_dir_all(&dir).unwrap();
         fs::copy(programs::checkout().join("deploy/agent.yaml"), dir.join("agent.yaml")).unwrap();
-        let kustomization = agents_of_north(name, worker, &self.issuer.cert(), &self.gateways, proof);
+        let kustomization = agents_of_north(name, worker, &self.issuer.cert(), &self.gateways, credential);
         fs::write(dir.join("kustomization.yaml"), kustomization.to_string()).unwrap();
         self.inside.run(&["apply", "--server-side", "-k", &dir.display().to_string()]).unwrap();
     }
@@ -496,7 +502,7 @@ impl Story {
         let watch = |gateway: &Gateway| {
             let mut command = self.workers[0].host().command("curl").unwrap();
             command
-                .args(self.through(gateway, &self.south, &Proof::Certificate("south")))
+                .args(self.through(gateway, &self.south, &Credential::Certificate("south")))
                 .args(["--no-buffer", &url]);
             let process = self.workers[0].host().spawn_command(&format!("south-{}", gateway.name), command);
             let process = process.unwrap();
@@ -511,16 +517,16 @@ impl Story {
     /// opens none.
     fn an_identity_opens_the_authorities_of_its_own_cluster_only(&self) {
         for gateway in &self.gateways {
-            let asked = |of: &UserCluster, proof: Proof| self.ask_livez(gateway, of, &proof);
-            assert_eq!(asked(&self.north, Proof::Certificate("north")), "200");
-            assert_eq!(asked(&self.south, Proof::Certificate("south")), "200");
-            assert_eq!(asked(&self.north, Proof::Token(&self.north)), "200");
-            // The identity is proven, but it may not open what it asked for.
-            assert_eq!(asked(&self.south, Proof::Certificate("north")), "403");
-            assert_eq!(asked(&self.north, Proof::Certificate("south")), "403");
+            let asked = |of: &UserCluster, credential: Credential| self.ask_livez(gateway, of, &credential);
+            assert_eq!(asked(&self.north, Credential::Certificate("north")), "200");
+            assert_eq!(asked(&self.south, Credential::Certificate("south")), "200");
+            assert_eq!(asked(&self.north, Credential::Token(&self.north)), "200");
+            // The client is authenticated, but it may not open what it asked for.
+            assert_eq!(asked(&self.south, Credential::Certificate("north")), "403");
+            assert_eq!(asked(&self.north, Credential::Certificate("south")), "403");
             // Only the cluster itself knows whose a token is, and the other one does not know it.
-            assert_eq!(asked(&self.south, Proof::Token(&self.north)), "401");
-            assert_eq!(asked(&self.north, Proof::Nothing), "401");
+            assert_eq!(asked(&self.south, Credential::Token(&self.north)), "401");
+            assert_eq!(asked(&self.north, Credential::Nothing), "401");
         }
     }
 
@@ -652,10 +658,10 @@ impl Story {
     }
 
     /// What a CONNECT to a cluster's API server was answered; an accepted one must lead there.
-    fn ask_livez(&self, gateway: &Gateway, cluster: &UserCluster, proof: &Proof<'_>) -> String {
+    fn ask_livez(&self, gateway: &Gateway, cluster: &UserCluster, credential: &Credential<'_>) -> String {
         let worker = self.workers[0].host();
         let mut words = vec!["curl".to_owned(), "--max-time".to_owned(), "20".to_owned()];
-        words.extend(self.through(gateway, cluster, proof));
+        words.extend(self.through(gateway, cluster, credential));
         words.extend(["--write-out", "%{http_connect}"].map(str::to_owned));
         words.push(format!("https://{}/livez", authority(cluster.name())));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -666,7 +672,7 @@ impl Story {
     }
 
     /// curl's arguments to go through a gateway to a cluster's API server, whose administrator it is.
-    fn through(&self, gateway: &Gateway, cluster: &UserCluster, proof: &Proof<'_>) -> Vec<String> {
+    fn through(&self, gateway: &Gateway, cluster: &UserCluster, credential: &Credential<'_>) -> Vec<String> {
         let dir = self.workers[0].host().dir().join("through");
         fs::create_dir_all(&dir).unwrap();
         let access = cluster.access(&self.seed, &format!("https://{}", authority(cluster.name())));
@@ -682,19 +688,19 @@ impl Story {
         add("--cacert", file("ca.crt"));
         add("--cert", file("admin.crt"));
         add("--key", file("admin.key"));
-        match proof {
-            Proof::Certificate(of) => {
+        match credential {
+            Credential::Certificate(of) => {
                 self.agents.client("agent", Some(&organisation(of))).unwrap().write(&dir, of).unwrap();
                 add("--proxy-cert", dir.join(format!("{of}.crt")).display().to_string());
                 add("--proxy-key", dir.join(format!("{of}.key")).display().to_string());
             }
-            Proof::Token(of) => {
+            Credential::Token(of) => {
                 let token = kubectl_inside(&self.seed, of)
                     .run(&["create", "token", "-n", "kube-system", ACCOUNT])
                     .unwrap();
                 add("--proxy-header", format!("Authorization: Bearer {}", token.trim()));
             }
-            Proof::Nothing => {}
+            Credential::Nothing => {}
         }
         words
     }
@@ -755,8 +761,8 @@ fn held_addresses(host: &Host) -> Vec<String> {
     held.map(str::to_owned).collect()
 }
 
-/// The credential that proves a cluster.
-enum Proof<'a> {
+/// The credential that a client shows.
+enum Credential<'a> {
     Certificate(&'a str),
     /// A token of the agents' service account in that cluster.
     Token(&'a UserCluster),

@@ -1,4 +1,4 @@
-//! A TCP connection: whether it is accepted. A responder may accept it, or a program that waits for the
+//! A TCP connection: whether it is accepted, and whether by a responder or by a program that waits for the
 //! client.
 
 use std::io;

@@ -1,9 +1,9 @@
 //! The other end of the checks: accepts TCP, returns datagrams, and tries the way back when asked.
 //!
-//! Safe on a machine in production. It binds only the addresses it is given, and leaves alone what another
-//! program has: probes to a UDP port in use are answered beside it by a raw socket (`raw`). It answers only
-//! configured peers, never with more bytes than it got. It tries back only towards the very peer that asks,
-//! and only configured targets. Everything is bounded: [`Bounds`].
+//! Safe on a machine in production. It binds only the addresses it is given, and leaves ports of another
+//! program alone. A raw socket (`raw`) answers probes to a UDP port in use, beside that program. The
+//! responder answers only configured peers, never with more bytes than it got. It tries back only towards the
+//! very peer that asks, and only configured targets. Everything is bounded: [`Bounds`].
 
 mod raw;
 mod shared;
@@ -35,7 +35,7 @@ pub struct Settings {
     pub transports: BTreeSet<Transport>,
     /// The machines that are answered.
     pub peers: Vec<IpNet>,
-    /// What may be tried towards a peer that asks for it.
+    /// The targets that may be tried towards a peer that asks for it.
     pub may_try: BTreeSet<Transport>,
     /// Limits of what is tried.
     pub limits: Limits,
@@ -117,12 +117,6 @@ impl Responder {
         &self.opened
     }
 
-    /// The addresses that listen for TCP.
-    #[must_use]
-    pub fn tcp_addresses(&self) -> Vec<SocketAddr> {
-        self.tcp.iter().filter_map(|listener| listener.local_addr().ok()).collect()
-    }
-
     /// What is being counted.
     #[must_use]
     pub fn counts(&self) -> Arc<Counts> {
@@ -135,8 +129,8 @@ impl Responder {
         failed.unwrap_or_else(|| io::Error::other("it was told to stop"))
     }
 
-    /// Answers until `stop`, and has left every port when it returns; or returns the error of a socket, which
-    /// ends the others too.
+    /// Answers until `stop`, and has left every port when it returns. The error of one socket ends the others
+    /// too, and is returned.
     pub async fn serve_until(self, stop: impl Future<Output = ()>) -> Option<io::Error> {
         let mut tasks = JoinSet::new();
         for listener in self.tcp {

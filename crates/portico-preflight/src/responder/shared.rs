@@ -1,5 +1,5 @@
-//! The state that the sockets of a responder share: peers, bounds and counts. Each decides by it what it
-//! answers.
+//! The state that the sockets of a responder share: peers, bounds and counts. By it each socket decides what
+//! it answers.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use portico_preflight::Transport;
 use portico_preflight::check::Limits;
-use portico_preflight::responder::{Bounds, Responder, Settings};
+use portico_preflight::responder::{Bounds, Opened, Responder, Settings};
 
 /// This machine.
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -36,9 +36,18 @@ fn settings(transports: impl IntoIterator<Item = Transport>) -> Settings {
 /// Serves until the test ends. Returns the addresses for TCP.
 fn serve(settings: Settings) -> Vec<SocketAddr> {
     let responder = Responder::open(settings, Bounds::default());
-    let addresses = responder.tcp_addresses();
+    let addresses = tcp_addresses(&responder);
     tokio::spawn(responder.serve());
     addresses
+}
+
+/// Where a responder listens for TCP with sockets of its own.
+fn tcp_addresses(responder: &Responder) -> Vec<SocketAddr> {
+    let at = |(address, transport, how): &(IpAddr, Transport, Opened)| match (transport, how) {
+        (Transport::Tcp(port), Opened::Bound) => Some(SocketAddr::new(*address, *port)),
+        _ => None,
+    };
+    responder.opened().iter().filter_map(at).collect()
 }
 
 /// A TCP port that is free now.

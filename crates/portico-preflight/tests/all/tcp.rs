@@ -9,7 +9,7 @@ use portico_preflight::{Observation, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
-use crate::{HERE, IMPATIENT, LIMITS, free_tcp, free_udp, serve, settings};
+use crate::{HERE, IMPATIENT, LIMITS, free_tcp, free_udp, serve, settings, tcp_addresses};
 
 #[tokio::test]
 async fn a_responder_is_told_from_a_service_that_waits_for_its_client() {
@@ -54,7 +54,7 @@ async fn strangers_get_no_word_and_are_counted() {
     let mut settings = settings([Transport::Tcp(free_tcp())]);
     settings.peers = vec!["192.0.2.0/24".parse().unwrap()];
     let responder = Responder::open(settings, Bounds::default());
-    let (address, counts) = (responder.tcp_addresses()[0], responder.counts());
+    let (address, counts) = (tcp_addresses(&responder)[0], responder.counts());
     tokio::spawn(responder.serve());
     assert_eq!(tcp::check(address, LIMITS).await.seen, Observation::Reset);
     assert_eq!((counts.strangers.load(Relaxed), counts.answered.load(Relaxed)), (1, 0));
@@ -64,7 +64,7 @@ async fn strangers_get_no_word_and_are_counted() {
 async fn a_connection_above_the_bound_is_closed_and_counted() {
     let bounds = Bounds { connections: 1, ..Bounds::default() };
     let responder = Responder::open(settings([Transport::Tcp(free_tcp())]), bounds);
-    let (address, counts) = (responder.tcp_addresses()[0], responder.counts());
+    let (address, counts) = (tcp_addresses(&responder)[0], responder.counts());
     tokio::spawn(responder.serve());
     let mut held = TcpStream::connect(address).await.unwrap();
     held.read_u8().await.unwrap();

@@ -1,11 +1,12 @@
 //! The client half of the tunnel: a few HTTP/2 connections to gateways, and CONNECT streams over them.
 //!
 //! One task, the `supervisor`, compares the tunnels that are wanted with those that are there. `state`
-//! computes the next step, without I/O: resolve a name (`resolve`), connect to an endpoint (`endpoints`
-//! chooses, `connect` does it, `backoff` says when), retire a tunnel. `driver` runs a connection and keeps
-//! the state of its `tunnel` current; `authenticate` shows the gateway our identity on it. Events reach the
-//! supervisor over one bounded channel (`event`). `view` is what it shares with the rest: `select` picks the
-//! tunnel for a new `stream`, `first_bytes` are sent along with its request, `status` reports.
+//! computes the next step, without I/O. It may resolve a name (`resolve`), connect to an endpoint, or retire
+//! a tunnel. `endpoints` chooses the endpoint, `connect` connects to it, and `backoff` says when. `driver`
+//! runs a connection and keeps the state of its `tunnel` current; `authenticate` shows the gateway our
+//! identity on it. Events reach the supervisor over one bounded channel (`event`). `view` is what it shares
+//! with the rest: `select` picks the tunnel for a new `stream`, `first_bytes` are sent along with its
+//! request, `status` reports.
 //!
 //! A tunnel is *live*, *unresponsive* (no answer to a PING) or *draining* (GOAWAY, or replaced). Only live
 //! tunnels get new streams; streams on the others go on.
@@ -59,15 +60,15 @@ impl Client {
         Self { view: Supervisor::start(settings) }
     }
 
-    /// Opens a stream to `authority`: on a live tunnel with few, on another if that one breaks before it
-    /// answers, on the first that comes up if there is none.
+    /// Opens a stream to `authority`, on a live tunnel with few streams. If that one breaks before it
+    /// answers, another is asked. If there is none, the first that comes up is.
     pub async fn open(&self, authority: &str) -> Result<Stream, OpenError> {
         self.view.open(authority, None::<&TcpStream>).await
     }
 
     /// Like [`Self::open`], for a client from which nothing was read. A TLS handshake that it begins
-    /// meanwhile is sent along with the request, and again if the tunnel breaks before the answer: a
-    /// connection comes up one round trip sooner. [`Stream::carry`] takes the same socket.
+    /// meanwhile is sent along with the request, so that a connection comes up one round trip sooner. It is
+    /// sent again if the tunnel breaks before the answer. [`Stream::carry`] takes the same socket.
     pub async fn open_for(&self, authority: &str, client: &impl Socket) -> Result<Stream, OpenError> {
         self.view.open(authority, Some(client)).await
     }
@@ -76,12 +77,6 @@ impl Client {
     #[must_use]
     pub fn status(&self) -> Vec<TunnelStatus> {
         self.view.status()
-    }
-
-    /// Whether a tunnel is live.
-    #[must_use]
-    pub fn is_up(&self) -> bool {
-        !self.view.live().is_empty()
     }
 
     /// Returns the counters.

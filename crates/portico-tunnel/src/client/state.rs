@@ -429,7 +429,7 @@ impl State {
 
     /// Returns a surplus tunnel to retire: from the gateway address with the most tunnels, the one with the
     /// fewest streams. `None` while the remaining tunnels would be more than half full, or too few of them
-    /// would have room. One would be opened again soon.
+    /// would have room: another would be opened again soon.
     fn surplus(&self, tunnels: &[TunnelFacts]) -> Option<TunnelId> {
         let live: Vec<&TunnelFacts> = tunnels.iter().filter(|tunnel| tunnel.is_live()).collect();
         if live.len() <= self.wanted {

@@ -1,9 +1,9 @@
 //! Which tenant a client certificate stands for, by the CAs and the revocation lists that are in force.
 //!
-//! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]). A TLS alert tells a client
-//! next to nothing, and under TLS 1.3 only after its handshake is done. The chain is verified for the first
-//! request, and its problem becomes a sentence in the response. [`Presented::still_identifies`] verifies it
-//! again when the files change, which is how a revocation reaches open connections.
+//! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]), because a TLS alert tells a
+//! client next to nothing, and under TLS 1.3 only after its handshake is done. The chain is verified for the
+//! first request, and its problem becomes a sentence in the response. [`Presented::still_identifies`]
+//! verifies it again when the files change, which is how a revocation reaches open connections.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -187,7 +187,7 @@ fn is_revoked_ca(ca: &Ca, authorities: &Authorities) -> bool {
 #[derive(Debug, Clone)]
 struct Valid {
     tenant: Tenant,
-    /// The first second for which that holds. Then the last certificate of the path became valid.
+    /// The first second for which that holds: when the last certificate of the path became valid.
     from: u64,
     /// The last one: when the first of them expires.
     until: u64,

@@ -384,7 +384,7 @@ impl Unused {
 
 /// Ends a connection that stays unauthenticated for too long, or one of whose frames stays unfinished.
 struct Patience {
-    /// Its purpose: the client has to authenticate, or this frame to be finished.
+    /// What has to happen in time: the client authenticates, or this frame is finished.
     frame: Option<u64>,
     timer: Option<Pin<Box<Sleep>>>,
 }
