@@ -28,8 +28,7 @@ const MAX_DEPTH: usize = 64;
 const MAX_NODES: usize = 1_000_000;
 
 /// Most values that anchors, aliases and merge keys may add to one document by copying. Real manifests copy a
-/// few dozen; an alias bomb copies billions. Each level of copying costs at least one copy more than the
-/// last, so this also bounds depth.
+/// few dozen; an alias bomb copies billions.
 const MAX_COPIES: usize = 100_000;
 
 /// Bytes of text that count as one value when copied: about the size of a [`Node`].
@@ -199,6 +198,9 @@ impl Builder {
             Event::Alias(id) => {
                 let node = self.anchors.get(&id).ok_or("an alias stands inside the value it refers to")?;
                 count_copies(&mut self.copies_left, node.weight())?;
+                if self.open.len() + node.depth() > MAX_DEPTH {
+                    return Err(too_deep());
+                }
                 let mut node = node.clone();
                 node.line = line;
                 if let Some(key) = self.awaited_key() {
@@ -229,7 +231,7 @@ impl Builder {
             return Err("a mapping key must be text, not a collection".into());
         }
         if self.open.len() >= MAX_DEPTH {
-            return Err(format!("collections are nested more than {MAX_DEPTH} deep"));
+            return Err(too_deep());
         }
         self.open.push(collection);
         Ok(())
@@ -292,6 +294,10 @@ impl Builder {
         })?;
         Ok(())
     }
+}
+
+fn too_deep() -> String {
+    format!("collections are nested more than {MAX_DEPTH} deep")
 }
 
 fn count_copies(left: &mut usize, weight: usize) -> Result<(), String> {
@@ -415,6 +421,15 @@ impl Node {
             Content::Map(entries) => {
                 entries.iter().map(|entry| entry.key.len() / TEXT_OF_A_VALUE + entry.value.weight()).sum()
             }
+        }
+    }
+
+    /// How many collections are nested in it, itself included.
+    fn depth(&self) -> usize {
+        match &self.content {
+            Content::Scalar(_) => 0,
+            Content::List(items) => 1 + items.iter().map(Self::depth).max().unwrap_or(0),
+            Content::Map(entries) => 1 + entries.iter().map(|entry| entry.value.depth()).max().unwrap_or(0),
         }
     }
 

@@ -109,6 +109,30 @@ fn a_chain_of_aliases_cannot_nest_without_bound() {
     assert!(values(&text).remove(0).is_err());
 }
 
+/// `depth` maps around a value.
+fn nested(depth: usize, value: &str) -> String {
+    format!("{}{value}{}", "{a: ".repeat(depth), "}".repeat(depth))
+}
+
+#[test]
+fn an_alias_is_as_deep_as_what_it_repeats() {
+    let all = |inner, outer| format!("a: &a {}\nb: {}\n", nested(inner, "x"), nested(outer, "*a"));
+    assert!(values(&all(10, 10)).remove(0).is_ok());
+    assert!(values(&all(33, 30)).remove(0).is_ok(), "64 with the document's own map");
+    let error = values(&all(33, 31)).remove(0).unwrap_err();
+    assert!(error.message.ends_with("nested more than 64 deep"), "{error}");
+}
+
+#[test]
+fn aliases_of_aliases_end_no_thread_with_a_small_stack() {
+    let mut text = format!("a0: &a0 {}\n", nested(60, "x"));
+    for level in 1..36 {
+        text.push_str(&format!("a{level}: &a{level} {}\n", nested(60, &format!("*a{}", level - 1))));
+    }
+    let read = std::thread::Builder::new().stack_size(256 << 10).spawn(move || values(&text)).unwrap();
+    assert!(read.join().unwrap().remove(0).is_err());
+}
+
 #[test]
 fn an_alias_to_the_value_around_it_is_refused() {
     assert!(values("&a [*a]").remove(0).is_err());
