@@ -35,7 +35,7 @@ impl Exposition {
     }
 
     /// Exposes the metrics of `own` under Portico's prefix, and those of `other` under the names that it
-    /// gives. Dashboards know the names of that other program.
+    /// gives: those are the names of another program, which dashboards know.
     pub fn with_names_of_another(own: impl Collector, other: impl Collector) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(other));

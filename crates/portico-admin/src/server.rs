@@ -35,8 +35,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one connection may take from its first to its last byte: a slow scrape of 10,000 clusters, and no
 /// more.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
-/// Rest after a failed accept(2). It nearly always means that descriptors are out, and trying at once would
-/// burn the core.
+/// Rest after a failed accept(2). A failure nearly always means that descriptors are out, and trying at once
+/// would burn the core.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// Between two log lines about that.
@@ -76,7 +76,7 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub struct Name {
     /// As logs name it.
     pub listener: &'static str,
-    /// The behaviour if its address cannot be had.
+    /// What the operator can do if its address cannot be had.
     pub remedy: &'static str,
 }
 
@@ -271,6 +271,8 @@ async fn serve_connection(
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIMEOUT)
         .keep_alive(false)
+        // A client may end its side after the request, as `nc -N` does, and still read the answer.
+        .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!(%error, "a connection to the admin listener ended");
@@ -380,6 +382,34 @@ mod tests {
         for client in &mut clients[2..] {
             client.read_exact(&mut vec![0; 16 << 20]).await.unwrap();
         }
+        serving.abort();
+    }
+
+    /// Answers in pieces, the first of which takes a moment.
+    struct Slow;
+
+    impl Pages for Slow {
+        async fn answer(&self, _: &Request<Incoming>) -> Answer {
+            typed(
+                "text/plain",
+                stream(|out| {
+                    std::thread::sleep(Duration::from_millis(200));
+                    out.write_all(b"all of it")
+                }),
+            )
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_ends_its_side_gets_the_whole_answer() {
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let serving = tokio::spawn(async move { match serve(listener, Arc::new(Slow)).await {} });
+        client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("all of it\r\n0\r\n\r\n"), "{answer}");
         serving.abort();
     }
 
