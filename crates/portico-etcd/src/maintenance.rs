@@ -1,7 +1,8 @@
-//! What a running ring needs: space given back, an alarm ended, a learner that votes.
+//! The needs of a running ring: space given back, an alarm ended, a learner that votes.
 //!
 //! The launcher beside the leader decides for all, so that one member at a time is defragmented, which
-//! answers nobody meanwhile. [`next`] is pure; [`run`] asks, does one thing, and looks again.
+//! answers nobody meanwhile. [`wanted`] is pure; [`run`] asks, does one thing, and looks again. What failed
+//! is left alone for a while ([`Failures`]).
 
 use std::convert::Infallible;
 use std::fmt;
@@ -14,6 +15,9 @@ use super::client::Client;
 
 /// Between a thing that was done and the next look: there may be more.
 const SOON: Duration = Duration::from_secs(1);
+
+/// The longest pause after a defragmentation that failed. A full disk stays full until somebody acts.
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 /// How it stands with a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,48 +68,60 @@ struct Before {
     later: Option<(u64, Instant)>,
 }
 
-/// What `own` is to do. `others` are all other members that were asked, `None` one that is not healthy.
-/// `ring` are the members of the ring as a majority says, where one has other data than the rest.
-fn next(
+/// What failed, and is left alone for a while. Even a defragmentation that fails stops its member for as long
+/// as it takes.
+#[derive(Debug, Default)]
+struct Failures(Vec<Failure>);
+
+#[derive(Debug)]
+struct Failure {
+    act: Act,
+    error: String,
+    pause: Duration,
+    until: Instant,
+}
+
+/// What `own` is to do, the most urgent first. `others` are all other members that were asked, `None` one
+/// that is not healthy. `ring` are the members of the ring as a majority says, where one has other data than
+/// the rest.
+fn wanted(
     own: &MemberStatus,
     others: &[Option<MemberStatus>],
     ring: Option<&[u64]>,
     alarms: &[Alarm],
     before: Before,
-) -> Option<Act> {
+) -> Vec<Act> {
     if own.is_learner {
-        return Some(Act::Promote(own.id));
+        return vec![Act::Promote(own.id)];
     }
     if own.leader != own.id {
-        return None;
+        return Vec::new();
     }
     let mut corrupt = alarms.iter().filter(|alarm| !alarm.is_full).peekable();
     if corrupt.peek().is_some() {
         // What to do with a member only people can say. Once it is gone, its data is. Until this alarm ends
         // etcd answers nobody, so nobody is healthy.
-        let ring = ring?;
-        let mut left = corrupt.filter(|alarm| alarm.member != 0 && !ring.contains(&alarm.member));
-        return left.next().map(|alarm| Act::Disarm(*alarm));
+        let Some(ring) = ring else { return Vec::new() };
+        let left = corrupt.filter(|alarm| alarm.member != 0 && !ring.contains(&alarm.member));
+        return left.map(|alarm| Act::Disarm(*alarm)).collect();
     }
     let is_whole = |seen: &&MemberStatus| seen.leader == own.id && !seen.is_learner;
     let healthy: Vec<&MemberStatus> = others.iter().flatten().filter(is_whole).collect();
     if healthy.len() < others.len() {
-        return None;
+        return Vec::new();
     }
     // The leader is last: while it is busy there are no writes.
-    let mut members = healthy.into_iter().chain([own]);
+    let members = healthy.into_iter().chain([own]);
+    let defragment = |seen: &MemberStatus| Act::Defragment(seen.url.clone());
     let Some(alarm) = alarms.first() else {
-        return members.find(|seen| seen.is_mostly_free()).map(|seen| Act::Defragment(seen.url.clone()));
+        return members.filter(|seen| seen.is_mostly_free()).map(defragment).collect();
     };
     // API servers compact by a write, which is refused now. No client that keeps up still reads what was the
     // present so long ago.
-    if before.revision > before.compacted {
-        return Some(Act::Compact(before.revision));
-    }
-    if members.clone().all(MemberStatus::has_space) {
-        return Some(Act::Disarm(*alarm));
-    }
-    members.find(|seen| seen.gets_space()).map(|seen| Act::Defragment(seen.url.clone()))
+    let compact = (before.revision > before.compacted).then_some(Act::Compact(before.revision));
+    let disarm = members.clone().all(MemberStatus::has_space).then_some(Act::Disarm(*alarm));
+    let defragments = members.filter(|seen| seen.gets_space()).map(defragment);
+    compact.into_iter().chain(disarm).chain(defragments).collect()
 }
 
 impl Before {
@@ -122,6 +138,34 @@ impl Before {
         self.compacted = revision;
         // While writes go on there is always more to compact: what else is to be done comes in between.
         self.later = None;
+    }
+}
+
+impl Failures {
+    /// The first of these acts that is not left alone now.
+    fn first_due(&self, acts: Vec<Act>, now: Instant) -> Option<Act> {
+        acts.into_iter().find(|act| self.of(act).is_none_or(|failure| now >= failure.until))
+    }
+
+    fn of(&self, act: &Act) -> Option<&Failure> {
+        self.0.iter().find(|failure| failure.act.is_like(act))
+    }
+
+    /// Notes that `act` failed at `now`. Returns whether the error is another one than last time.
+    fn note(&mut self, act: &Act, error: String, now: Instant, every: Duration) -> bool {
+        let last = self.of(act);
+        let is_new = last.is_none_or(|last| last.error != error);
+        let pause = match (act, last) {
+            (Act::Defragment(_), Some(last)) => (last.pause * 2).min(LONGEST_PAUSE),
+            _ => every,
+        };
+        self.forget(act);
+        self.0.push(Failure { act: act.clone(), error, pause, until: now + pause });
+        is_new
+    }
+
+    fn forget(&mut self, act: &Act) {
+        self.0.retain(|failure| !failure.act.is_like(act));
     }
 }
 
@@ -151,7 +195,7 @@ impl MemberStatus {
 
 /// Looks after the ring, for ever.
 pub(crate) async fn run(client: &Client, own: &str, every: Duration) -> Infallible {
-    let (mut before, mut reported) = (Before::default(), Vec::new());
+    let (mut before, mut reported, mut failures) = (Before::default(), Vec::new(), Failures::default());
     loop {
         // One that does not answer starts, or ends. The probe of its health sees that.
         let acted = match client.seen(own).await {
@@ -161,7 +205,7 @@ pub(crate) async fn run(client: &Client, own: &str, every: Duration) -> Infallib
                     reported.clone_from(&alarms);
                 }
                 before.note(seen.revision, Instant::now(), every);
-                look(client, &seen, &alarms, &mut before).await
+                look(client, &seen, &alarms, &mut before, &mut failures, every).await
             }
             Err(_) => true,
         };
@@ -170,7 +214,14 @@ pub(crate) async fn run(client: &Client, own: &str, every: Duration) -> Infallib
 }
 
 /// Does one thing, if there is one to do.
-async fn look(client: &Client, own: &MemberStatus, alarms: &[Alarm], before: &mut Before) -> bool {
+async fn look(
+    client: &Client,
+    own: &MemberStatus,
+    alarms: &[Alarm],
+    before: &mut Before,
+    failures: &mut Failures,
+    every: Duration,
+) -> bool {
     let mut others = Vec::new();
     if own.leader == own.id {
         for url in client.urls().filter(|url| *url != own.url) {
@@ -180,13 +231,23 @@ async fn look(client: &Client, own: &MemberStatus, alarms: &[Alarm], before: &mu
     }
     let members = if alarms.iter().all(|alarm| alarm.is_full) { None } else { client.members().await.0 };
     let ring: Option<Vec<u64>> = members.map(|members| members.iter().map(|member| member.id).collect());
-    let Some(act) = next(own, &others, ring.as_deref(), alarms, *before) else { return false };
-    match (act.perform(client, &own.url).await, &act) {
+    let acts = wanted(own, &others, ring.as_deref(), alarms, *before);
+    let Some(act) = failures.first_due(acts, Instant::now()) else { return false };
+    let done = act.perform(client, &own.url).await;
+    if done.is_ok() {
+        failures.forget(&act);
+    }
+    match (done, &act) {
         (Ok(()), Act::Compact(revision)) => before.compacted(*revision),
         (Ok(()), _) => info!("{act}: done"),
         // Until it has caught up.
         (Err(error), Act::Promote(_)) => debug!("{act}: {error:#}"),
-        (Err(error), _) => warn!("{act}: {error:#}; tried again"),
+        (Err(error), _) => {
+            let error = format!("{error:#}");
+            if failures.note(&act, error.clone(), Instant::now(), every) {
+                warn!("{act}: {error}; tried again later");
+            }
+        }
     }
     true
 }
@@ -205,6 +266,11 @@ impl fmt::Display for Act {
 }
 
 impl Act {
+    /// Whether it fails for the same reasons as `other`. Each compaction is to another revision.
+    fn is_like(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Compact(_), Self::Compact(_))) || self == other
+    }
+
     async fn perform(&self, client: &Client, own: &str) -> anyhow::Result<()> {
         match self {
             Self::Promote(id) => client.promote(*id).await,
@@ -250,6 +316,17 @@ mod tests {
     fn seen(id: u64, size: u64, in_use: u64) -> MemberStatus {
         let url = format!("http://{id}");
         MemberStatus { url, id, leader: 1, is_learner: false, size, in_use, quota: QUOTA, revision: 50 }
+    }
+
+    /// The most urgent act.
+    fn next(
+        own: &MemberStatus,
+        others: &[Option<MemberStatus>],
+        ring: Option<&[u64]>,
+        alarms: &[Alarm],
+        before: Before,
+    ) -> Option<Act> {
+        wanted(own, others, ring, alarms, before).into_iter().next()
     }
 
     fn after(revision: u64, compacted: u64) -> Before {
@@ -303,6 +380,49 @@ mod tests {
         let compact = |revision| Some(Act::Compact(revision));
         assert_eq!(compacting, [(30, compact(100)), (61, compact(131)), (92, compact(162))]);
         assert!(rest.iter().all(|(_, act)| *act == defragment(1)), "{rest:?}");
+    }
+
+    #[test]
+    fn a_defragmentation_that_fails_comes_later_and_later_and_holds_up_no_other_act() {
+        let (every, start) = (Duration::from_secs(30), Instant::now());
+        let mut failures = Failures::default();
+        let full = "no space left on device";
+        let others = [Some(seen(2, 500, 100)), Some(seen(3, 500, 100))];
+        // A look a second, as after each act. The disk of the second member is full.
+        let mut failed = Vec::new();
+        let mut reports = 0;
+        for second in 0..4 * 3_600 {
+            let now = start + Duration::from_secs(second);
+            let acts = wanted(&seen(1, 200, 10), &others, None, &[], Before::default());
+            let act = failures.first_due(acts, now);
+            if act == defragment(2) {
+                failed.push(second);
+                reports += u32::from(failures.note(&act.unwrap(), full.to_owned(), now, every));
+            } else {
+                assert_eq!(act, defragment(3));
+            }
+        }
+        assert_eq!(failed, [0, 30, 90, 210, 450, 930, 1_890, 3_810, 7_410, 11_010]);
+        assert_eq!(reports, 1, "of the same error");
+        let act = Act::Defragment("http://2".to_owned());
+        assert!(failures.note(&act, "timeout".to_owned(), start, every), "another error");
+        failures.forget(&act);
+        assert_eq!(failures.first_due(vec![act.clone()], start), Some(act), "it was done meanwhile");
+    }
+
+    #[test]
+    fn a_compaction_that_fails_waits_for_the_next_look_and_space_is_given_back_meanwhile() {
+        let (every, now) = (Duration::from_secs(30), Instant::now());
+        let mut failures = Failures::default();
+        let acts = |revision| wanted(&seen(1, 1_100, 300), &[], None, &[FULL], after(revision, 0));
+        let compact = |revision| Some(Act::Compact(revision));
+        for (times, revision) in (0..).zip(40..44) {
+            let now = now + every * times;
+            let due = failures.first_due(acts(revision), now);
+            assert_eq!(due, compact(revision));
+            failures.note(&due.unwrap(), "timeout".to_owned(), now, every);
+            assert_eq!(failures.first_due(acts(revision + 1), now + SOON), defragment(1));
+        }
     }
 
     #[test]
