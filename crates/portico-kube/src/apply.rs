@@ -93,8 +93,8 @@ where
 /// Makes an object as `wanted`, of which there must never be a second version. The second writer gets a
 /// conflict, also where both believe to lead. To apply it later is another write, which [`apply`] does.
 ///
-/// The manager is one that nobody else uses, and does not force. A right to create cannot be limited to a
-/// name, and a right to apply can.
+/// The write is an apply, because a right to apply can be limited to a name, and a right to create cannot.
+/// Its manager is one that nobody else uses, and it does not force.
 pub async fn make_once<K>(api: &Api<Cached<K>>, wanted: &Value) -> Result<Cached<K>, ApplyError>
 where
     K: k8s_openapi::Resource + 'static,

@@ -22,7 +22,7 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::{Connect, Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kube::client::{Body, ConfigExt};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use portico_dial::{
     ConnectAnyError, Dialer, ProxyError, ProxyFiles, ProxySetting, Socket, Target, TargetError,
@@ -76,23 +76,40 @@ pub enum ClientError {
 /// With a kubeconfig the proxy is its `proxy-url`, or else what the environment names. `NO_PROXY` is honoured
 /// for both.
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    client_of(kubeconfig.as_slice()).await
+}
+
+/// [`client`] by several files, which are merged as kubectl does: what an earlier one says stays.
+pub async fn client_of<P: AsRef<Path>>(kubeconfigs: &[P]) -> Result<Client, ClientError> {
     install_provider();
     let refused = |error| ClientError::Connection(Box::new(error));
-    let Some(path) = kubeconfig else {
+    if kubeconfigs.is_empty() {
         let mut config = Config::incluster()?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         // Callers try again themselves, with their own pauses. kube would go on for half an hour.
         config.default_retry = false;
         return Client::try_from(config).map_err(refused);
-    };
-    let wrong = |source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
-    let file = Kubeconfig::read_from(path).map_err(wrong)?;
+    }
+    let mut file = Kubeconfig::default();
+    for path in kubeconfigs.iter().map(AsRef::as_ref) {
+        let wrong = |source| ClientError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+        file = merged(file, Kubeconfig::read_from(path).map_err(wrong)?).map_err(wrong)?;
+    }
     // kube would take HTTPS_PROXY for one of the file.
     let proxy = proxy_url(&file).map_or(Ok(ProxySetting::Env), str::parse)?;
+    let paths: Vec<_> = kubeconfigs.iter().map(|path| path.as_ref().to_string_lossy()).collect();
+    let wrong = |source| ClientError::Kubeconfig { path: paths.join(", ").into(), source: Box::new(source) };
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(wrong)?;
     let dialer = Dialer::new(proxy, ProxyFiles::default())?;
     let service = service(&config, Arc::new(dialer), CONNECT_TIMEOUT).map_err(refused)?;
     Ok(Client::new(service, config.default_namespace))
+}
+
+/// Both as one; what the first says stays.
+fn merged(mut first: Kubeconfig, next: Kubeconfig) -> Result<Kubeconfig, KubeconfigError> {
+    // `kubectl config unset current-context` leaves an empty one, which is none.
+    first.current_context = first.current_context.filter(|name| !name.is_empty());
+    first.merge(next)
 }
 
 /// The `proxy-url` of the cluster that the current context names.
@@ -327,6 +344,22 @@ mod tests {
         };
         assert_eq!(proxy_url(&file("a")), Some("http://p:1"));
         assert_eq!((proxy_url(&file("b")), proxy_url(&file("c"))), (None, None));
+    }
+
+    #[test]
+    fn of_two_files_the_earlier_one_wins_and_an_empty_context_is_none() {
+        let of = |server: &str, current: &str| {
+            let text = format!(
+                "{{clusters: [{{name: x, cluster: {{server: '{server}'}}}}], current-context: '{current}'}}"
+            );
+            Kubeconfig::from_yaml(&text).unwrap()
+        };
+        let file = merged(of("https://a:1", ""), of("https://b:1", "second")).unwrap();
+        assert_eq!((file.clusters.len(), file.current_context.as_deref()), (1, Some("second")));
+        let server = file.clusters[0].cluster.as_ref().unwrap().server.as_deref();
+        assert_eq!(server, Some("https://a:1"));
+        let file = merged(file, of("https://c:1", "third")).unwrap();
+        assert_eq!(file.current_context.as_deref(), Some("second"));
     }
 
     #[tokio::test]

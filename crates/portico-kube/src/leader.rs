@@ -53,8 +53,9 @@ pub struct LeaseSettings {
 
 /// Whether this replica may write.
 ///
-/// It says no by itself once the Lease was not renewed in time. A process that was stopped, or a machine that
-/// was asleep, must not write with what it believed before.
+/// It says no by itself once the Lease was not renewed in time. So a process that was stopped does not write
+/// with what it believed before. A machine that was suspended may, for up to ten seconds: its clock stood
+/// still.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Leads {
     until: Option<Instant>,
@@ -243,7 +244,12 @@ pub async fn elect_while(
         renewed = renewed.filter(|at| at.elapsed() < RENEW_DEADLINE);
         let holds = renewed.is_some();
         let until = renewed.map(|at| at + RENEW_DEADLINE);
-        if leading.send_if_modified(|leads| std::mem::replace(&mut leads.until, until).is_some() != holds) {
+        let is_news = leading.send_if_modified(|leads| {
+            // A pass that found it over has ended, and is begun again only by this news.
+            let was_over = holds && !leads.now();
+            std::mem::replace(&mut leads.until, until).is_some() != holds || was_over
+        });
+        if is_news {
             info!(lease = settings.name, identity = settings.identity, leads = holds, "leadership changed");
         }
         other.send_if_modified(|known| {

@@ -26,9 +26,9 @@ pub mod read;
 pub mod untrusted_api;
 pub mod watch;
 
-pub use client::{ClientError, client};
+pub use client::{ClientError, client, client_of};
 pub use kube::Client;
-pub use read::{Selector, list, read};
+pub use read::{Selector, list, read, read_of_pod};
 
 /// The name under which Portico writes by itself, in the managed fields of an object. Two write under others.
 /// `portico migrate` has a name of its own, since a person writes by it. [`apply::make_once`] has one that is

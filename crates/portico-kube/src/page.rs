@@ -35,11 +35,20 @@ pub(crate) async fn bounded<T: DeserializeOwned>(
     client: &Client,
     request: http::Request<Vec<u8>>,
 ) -> kube::Result<Option<T>> {
+    bounded_by(MAX_BYTES, client, request).await
+}
+
+/// Reads what answers a request; `None` if it is longer than `longest`.
+pub(crate) async fn bounded_by<T: DeserializeOwned>(
+    longest: usize,
+    client: &Client,
+    request: http::Request<Vec<u8>>,
+) -> kube::Result<Option<T>> {
     let body = client.request_stream(request).await?;
     let mut text = Vec::new();
-    let most = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
+    let most = u64::try_from(longest).unwrap_or(u64::MAX);
     body.take(most.saturating_add(1)).read_to_end(&mut text).await.map_err(kube::Error::ReadEvents)?;
-    if text.len() > MAX_BYTES {
+    if text.len() > longest {
         return Ok(None);
     }
     serde_json::from_slice(&text).map(Some).map_err(kube::Error::SerdeError)

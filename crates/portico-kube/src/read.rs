@@ -12,10 +12,13 @@ use thiserror::Error;
 use tokio::time::timeout;
 
 use crate::error::describe;
-use crate::page::{OBJECTS, TooLarge, bounded};
+use crate::page::{OBJECTS, TooLarge, bounded, bounded_by};
 
 /// Time limit of a request. kube's own retries, which could take minutes, end with it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest page of a pod that is read: the routes of 20,000 clusters.
+pub const MAX_POD_PAGE: usize = 64 << 20;
 
 /// Why an object cannot be read. Says what was tried, and the answer of the API server.
 #[derive(Debug, Error)]
@@ -40,6 +43,25 @@ pub async fn read<T: DeserializeOwned>(
         Ok(Err(kube::Error::Api(status))) if status.reason == "NotFound" => Ok(None),
         Ok(Err(error)) => Err(failed(describe(&error))),
         Err(_) => Err(failed(format!("the API server did not answer within {REQUEST_TIMEOUT:?}"))),
+    }
+}
+
+/// Reads the page at `path`, which a pod serves, through the API; `None` if it has no such page, or is gone.
+/// `what` names it in errors.
+pub async fn read_of_pod<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    what: &str,
+) -> Result<Option<T>, ReadError> {
+    let failed = |why| ReadError { what: what.to_owned(), why };
+    let request = Request::get(path).body(Vec::new()).map_err(|error| failed(error.to_string()))?;
+    match timeout(REQUEST_TIMEOUT, bounded_by(MAX_POD_PAGE, client, request)).await {
+        Ok(Ok(Some(page))) => Ok(Some(page)),
+        Ok(Ok(None)) => Err(failed(format!("it has more than {} MiB, and is not read", MAX_POD_PAGE >> 20))),
+        // The pod's own 404 is text, and no answer of the API server.
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+        Ok(Err(error)) => Err(failed(describe(&error))),
+        Err(_) => Err(failed(format!("it did not answer within {REQUEST_TIMEOUT:?}"))),
     }
 }
 

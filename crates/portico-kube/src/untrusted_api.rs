@@ -93,7 +93,7 @@ pub enum UntrustedApiError {
 }
 
 impl UntrustedApiError {
-    /// The event in one word, for conditions, Events and metrics.
+    /// The failure in one word, for conditions, Events and metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Unreachable { .. } => "Unreachable",

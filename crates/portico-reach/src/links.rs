@@ -241,7 +241,8 @@ pub(crate) fn gateways(key: &RouteKey, found: &[AtGateway]) -> Link {
         let pod = &gateway.pod;
         match &gateway.route {
             Err(why) => {
-                let remedy = "grant yourself get on pods/proxy, or look at /routes of the pod yourself";
+                let remedy =
+                    "it needs get on pods/proxy; or look at /routes?cluster=NAME of the pod yourself";
                 return Link::unknown(LINK, format!("{pod} could not be asked: {why}"), remedy);
             }
             Ok(None) => {

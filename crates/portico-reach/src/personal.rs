@@ -1,8 +1,8 @@
 //! A certificate of a user cluster for one person, that ends soon.
 //!
-//! The cluster signs it, by a CertificateSigningRequest that its administrator approves: no key of an
-//! authority leaves the seed, and the cluster's audit log says who got what. Works for every cluster whose
-//! controller manager signs for clients.
+//! The cluster signs it, by a CertificateSigningRequest that its administrator approves. So no key of an
+//! authority leaves the seed, and the cluster's audit log has the person and the certificate. Works for every
+//! cluster whose controller manager signs for clients.
 
 use std::time::Duration;
 
@@ -74,12 +74,17 @@ pub async fn sign_for_person(
     }
     approve(&inside, &path).await.with_context(|| format!("approving CertificateSigningRequest {id}"))?;
     let certificate = signed(&inside, &path).await.with_context(what)?;
-    if let Some(end) = ends(&certificate)
-        && end + SLACK < Timestamp::now() + lifetime
-    {
+    if let Some(end) = ends(&certificate).filter(|&end| is_early(end, lifetime, Timestamp::now())) {
         tracing::warn!("the cluster signs for less than was asked for: the certificate ends at {end:.0}");
     }
     Ok(Kubeconfig { credential: Credential::Certificate(Pair { certificate, key }), ..admin })
+}
+
+/// Whether a certificate ends before what was asked for. A cluster may sign one that ends at the end of all
+/// time, so nothing is added to `end`.
+fn is_early(end: Timestamp, lifetime: Duration, now: Timestamp) -> bool {
+    let left = Duration::try_from(end.duration_since(now)).unwrap_or_default();
+    left.saturating_add(SLACK) < lifetime
 }
 
 async fn approve(inside: &UntrustedApi, path: &str) -> anyhow::Result<()> {
@@ -131,6 +136,16 @@ fn explained(error: UntrustedApiError) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_certificate_without_an_end_is_long_enough_and_one_that_ends_early_is_reported() {
+        let now = Timestamp::UNIX_EPOCH;
+        let is_early = |end| is_early(end, Duration::from_hours(1), now);
+        assert!(!is_early(Timestamp::MAX));
+        assert!(!is_early(now + Duration::from_mins(50)));
+        assert!(is_early(now + Duration::from_mins(49)));
+        assert!(is_early(Timestamp::MIN));
+    }
 
     #[test]
     fn a_request_that_is_not_signed_says_why() {

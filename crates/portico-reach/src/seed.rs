@@ -21,7 +21,7 @@ use portico_sync::{Site, SiteSettings};
 
 use crate::chain::Chain;
 use crate::doors::{self, Doors, Migration};
-use crate::gateways::{Gateways, LoadBalancers};
+use crate::gateways::{Answers, Gateways, LoadBalancers};
 use crate::links::{self, Link};
 use crate::orphans::{self, Orphan};
 use crate::{inside, local_view};
@@ -48,8 +48,7 @@ pub struct SeedSnapshot {
 }
 
 impl SeedSnapshot {
-    /// Reads the objects of a seed, and what its gateways say. Reading the objects may take as long as
-    /// `timeout`, all together.
+    /// Reads the objects of a seed. All together that may take as long as `timeout`.
     pub async fn read(client: Client, front: Front, timeout: Duration) -> anyhow::Result<Self> {
         // As a gateway of `portico operator` does, which opens the ports of clusters with a balancer too.
         let expose_annotations = ExposeKeys::from_iter([EXPOSE, EXPOSE_NAMESPACED]);
@@ -69,7 +68,7 @@ impl SeedSnapshot {
             clusters,
             problems: site.pipeline.problems().into_iter().collect(),
             rows,
-            gateways: Gateways::ask(&client, &front.service.namespace).await?,
+            gateways: Gateways::find(&client, &front.service.namespace).await?,
             load_balancers: LoadBalancers::read(&client).await?,
             front,
             client,
@@ -115,8 +114,14 @@ impl SeedSnapshot {
         self.gateways.count()
     }
 
-    /// The links on the seed, up to the first that is broken.
-    pub fn chain(&self, name: &ClusterName) -> Chain {
+    /// The Clusters by name, each with its links on the seed, up to the first that is broken.
+    pub async fn chains(&self) -> Vec<(&str, Chain)> {
+        let answers = self.gateways.ask(&self.client, None).await;
+        let all = self.clusters.iter();
+        all.map(|(name, cluster)| (&**name, self.chain(&cluster.name(), &answers))).collect()
+    }
+
+    fn chain(&self, name: &ClusterName, answers: &Answers) -> Chain {
         let mut found = Chain::default();
         let cluster = self.clusters.get(name.as_str());
         found.push(links::object(name.as_str(), cluster));
@@ -152,7 +157,7 @@ impl SeedSnapshot {
         let kkp = self.load_balancers.of_kkp().filter(|_| self.gateways.count().1 == 0);
         found.push(match kkp {
             Some(proxy) => links::of_kkp(&proxy.to_string()),
-            None => links::gateways(&row.key, &self.gateways.with(&row.key)),
+            None => links::gateways(&row.key, &answers.with(&row.key)),
         });
         let shared = kkp.unwrap_or(&self.front.service).clone();
         let port = match row.key {
@@ -167,9 +172,14 @@ impl SeedSnapshot {
         found
     }
 
-    /// As [`Self::chain`], and what this machine sees of the name and of what answers there.
+    /// The links on the seed, and what this machine sees of the name and of what answers there, up to the
+    /// first that is broken.
     pub async fn whole_chain(&self, name: &ClusterName) -> Chain {
-        let mut found = self.chain(name);
+        let answers = match self.clusters.contains_key(name.as_str()) {
+            true => self.gateways.ask(&self.client, Some(name.as_str())).await,
+            false => Answers::default(),
+        };
+        let mut found = self.chain(name, &answers);
         if found.broken().is_none()
             && let Some(cluster) = self.clusters.get(name.as_str())
         {

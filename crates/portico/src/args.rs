@@ -1,12 +1,14 @@
 //! The values of flags for which a number or a path is not enough: addresses that may be `off`, durations as
 //! people write them, sizes, PROXY protocol by listener.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use std::{env, fmt};
 
+use anyhow::ensure;
 use ipnet::IpNet;
 use portico_api::meta::ObjectKey;
 use portico_api::names::is_object_name;
@@ -180,16 +182,33 @@ impl fmt::Display for ListenerKind {
     }
 }
 
-/// The kubeconfig to use for a person, as kubectl chooses it. It is the named one, the first of `$KUBECONFIG`
-/// that exists, the service account of the pod (`None`), or that of the home folder.
-pub(crate) fn kubeconfig(named: Option<&Path>) -> Option<PathBuf> {
-    let listed = env::var_os("KUBECONFIG").unwrap_or_default();
-    let home = || env::home_dir().map(|home| home.join(".kube/config")).filter(|path| path.exists());
-    let in_pod = env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-    named
-        .map(Path::to_owned)
-        .or_else(|| env::split_paths(&listed).find(|path| path.exists()))
-        .or_else(|| if in_pod { None } else { home() })
+/// The kubeconfigs to use for a person, as kubectl chooses them. They are the named one, those of
+/// `$KUBECONFIG`, or that of the home folder. None of them means the service account of the pod.
+///
+/// `$KUBECONFIG` that names no file is an error: another seed would be taken instead, without a word.
+pub(crate) fn kubeconfig(named: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
+    kubeconfig_of(named, env::var_os("KUBECONFIG"), env::home_dir())
+}
+
+fn kubeconfig_of(
+    named: Option<&Path>,
+    listed: Option<OsString>,
+    home: Option<PathBuf>,
+) -> anyhow::Result<Vec<PathBuf>> {
+    if let Some(path) = named {
+        return Ok(vec![path.to_owned()]);
+    }
+    let Some(listed) = listed.filter(|listed| !listed.is_empty()) else {
+        let home = home.map(|home| home.join(".kube/config"));
+        return Ok(home.filter(|path| path.exists()).into_iter().collect());
+    };
+    let files: Vec<_> = env::split_paths(&listed).filter(|path| path.exists()).collect();
+    ensure!(
+        !files.is_empty(),
+        "$KUBECONFIG is {}, and no such file exists; correct or unset it, or name a file by --kubeconfig",
+        listed.display()
+    );
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -256,5 +275,25 @@ mod tests {
         for text in ["sni", "sni=on", "admin=optional", "=off"] {
             assert!(text.parse::<ProxySetting>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_kubeconfig_is_chosen_as_kubectl_does_and_a_missing_one_leads_nowhere_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().to_owned();
+        let (config, other, missing) = (home.join(".kube/config"), home.join("other"), home.join("missing"));
+        std::fs::create_dir(home.join(".kube")).unwrap();
+        std::fs::write(&other, "").unwrap();
+        let of = |named: Option<&Path>, listed: &[&PathBuf]| {
+            kubeconfig_of(named, Some(env::join_paths(listed).unwrap()), Some(home.clone()))
+        };
+        assert_eq!(of(None, &[]).unwrap(), [] as [PathBuf; 0], "the pod's own");
+        std::fs::write(&config, "").unwrap();
+        assert_eq!(of(None, &[]).unwrap(), [&*config]);
+        assert_eq!(kubeconfig_of(None, None, Some(home.clone())).unwrap(), [&*config]);
+        assert_eq!(of(None, &[&missing, &other, &config]).unwrap(), [&*other, &*config]);
+        let error = of(None, &[&missing]).unwrap_err().to_string();
+        assert!(error.starts_with("$KUBECONFIG is ") && error.contains("/missing, and no such"), "{error}");
+        assert_eq!(of(Some(&other), &[&missing]).unwrap(), [&*other]);
     }
 }

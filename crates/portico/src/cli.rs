@@ -219,7 +219,8 @@ Examples:
 Examples:
   portico check manifests/
   portico check --kubeconfig seed.kubeconfig
-  kubectl get -A -o yaml services,endpointslices,clusters,seeds > copy/1.yaml && portico check copy/
+  kubectl get -A -o yaml \\
+    services,endpointslices,clusters,seeds,kubermaticconfigurations > copy/1.yaml && portico check copy/
   portico check manifests/ -o json | jq -r '.[] | select(.severity == \"error\") | .message'")]
     Check(offline::Flags),
     /// List what a directory of manifests, or a live seed, would expose
@@ -423,6 +424,14 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn the_copy_of_a_seed_in_the_help_has_the_domain_too() {
+        let mut command = Cli::command();
+        let help = command.find_subcommand_mut("check").unwrap().render_long_help().to_string();
+        let kinds = "services,endpointslices,clusters,seeds,kubermaticconfigurations > copy/1.yaml";
+        assert!(help.contains(kinds), "{help}");
+    }
 
     /// Flags that look like listeners and are none: ports of somebody else, or of a Service.
     const NO_LISTENERS: [&str; 10] = [

@@ -1,5 +1,5 @@
 //! The listing of clusters and routes, one for `portico routes` and `/routes`. It says what would be exposed
-//! and where, by which object and to which endpoints. It also has the obstacles.
+//! and where, by which object and to which endpoints, and what stands in the way.
 
 use std::collections::HashMap;
 use std::io::{self, Write};

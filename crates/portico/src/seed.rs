@@ -14,7 +14,7 @@ use crate::args::{duration, kubeconfig, object_key};
 // The seed that is asked, and where its gateways are.
 #[derive(Debug, Args)]
 pub(crate) struct SeedFlags {
-    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
+    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, ~/.kube/config, or the pod's own]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The Service of the load balancer in front of the gateways; they are in its namespace
@@ -31,7 +31,7 @@ pub(crate) struct SeedFlags {
 impl SeedFlags {
     /// Reads the seed.
     pub(crate) async fn read(&self) -> anyhow::Result<SeedSnapshot> {
-        let client = portico_kube::client(kubeconfig(self.kubeconfig.as_deref()).as_deref()).await?;
+        let client = portico_kube::client_of(&kubeconfig(self.kubeconfig.as_deref())?).await?;
         let front = Front { service: self.service.clone(), sni_port: self.sni_port };
         SeedSnapshot::read(client, front, self.timeout).await
     }

@@ -189,6 +189,23 @@ async fn a_replica_leads_at_a_slow_api_server_and_no_two_do_when_it_goes_mute_fo
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_that_was_over_and_is_renewed_is_news_for_what_ended_meanwhile() {
+    let (server, way) = (Arc::default(), Arc::<Way>::default());
+    let mut leads = replica(&server, &way, "a");
+    sleep(Duration::from_millis(100)).await;
+    assert!(leads.borrow_and_update().now());
+    // The attempt that begins two seconds before the deadline takes a read and a write, nearly three seconds.
+    way.mute.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(7)).await;
+    way.mute.store(false, Ordering::Relaxed);
+    *way.slow.lock().unwrap() = Duration::from_millis(1_400);
+    sleep(Duration::from_millis(3_400)).await;
+    assert!(!leads.borrow().now(), "it is over by itself");
+    timeout(Duration::from_secs(4), leads.changed()).await.unwrap().unwrap();
+    assert!(leads.borrow().now());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_holder_renews_by_one_request_and_reads_again_once_somebody_else_wrote() {
     let (server, way) = (Arc::<Server>::default(), Arc::<Way>::default());
     let a = replica(&server, &way, "a");

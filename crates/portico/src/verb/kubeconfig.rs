@@ -34,7 +34,7 @@ pub(crate) struct Flags {
     /// replaced if it is a kubeconfig of this cluster and of nothing else
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
+    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, ~/.kube/config, or the pod's own]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Secret in the namespace of the cluster that holds the credentials, for example viewer-kubeconfig
@@ -50,7 +50,7 @@ pub(crate) struct AdminFlags {
     /// Name of the Cluster
     #[arg(value_name = "CLUSTER", required_unless_present = "cluster_kubeconfig", value_parser = label)]
     cluster: Option<String>,
-    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
+    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, ~/.kube/config, or the pod's own]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The kubeconfig of an administrator of the cluster; the seed is not asked then
@@ -67,7 +67,7 @@ impl AdminFlags {
                 Kubeconfig::parse(&fs::read_to_string(path).with_context(cannot)?).with_context(cannot)
             }
             (None, Some(name)) => {
-                let seed = portico_kube::client(kubeconfig(self.kubeconfig.as_deref()).as_deref()).await?;
+                let seed = portico_kube::client_of(&kubeconfig(self.kubeconfig.as_deref())?).await?;
                 of_cluster(&seed, name).await
             }
             (None, None) => bail!("name a Cluster, or give --cluster-kubeconfig"),
@@ -78,7 +78,7 @@ impl AdminFlags {
 /// Writes the kubeconfig.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let found = daemon::run(async {
-        let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
+        let client = portico_kube::client_of(&kubeconfig(flags.kubeconfig.as_deref())?).await?;
         let admin = of_secret(&client, &flags.cluster, &flags.secret).await.map_err(name_another)?;
         match &flags.personal.user {
             Some(user) => {
@@ -120,6 +120,8 @@ fn write(path: &Path, kubeconfig: &Kubeconfig) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(cannot),
     }
+    // The file that a link leads to is replaced, and not the link.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Readable by its owner alone from the first byte.
     let mut file = tempfile::NamedTempFile::new_in(folder).with_context(cannot)?;
@@ -167,6 +169,15 @@ mod tests {
             assert!(error.ends_with("is no kubeconfig of cluster a alone; name another file"), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), other);
         }
+        let link = dir.path().join("link");
+        let behind = dir.path().join("behind");
+        write(&behind, &kubeconfig("a", "https://old:1")).unwrap();
+        std::os::unix::fs::symlink(&behind, &link).unwrap();
+        write(&link, &kubeconfig("a", "https://new:2")).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        let text = fs::read_to_string(&behind).unwrap();
+        assert_eq!(Kubeconfig::parse(&text).unwrap().server, "https://new:2");
+        assert_eq!(fs::metadata(&behind).unwrap().permissions().mode() & 0o777, 0o600);
         let nowhere = dir.path().join("nowhere/a");
         let error = write(&nowhere, &kubeconfig("a", "https://a:1")).unwrap_err().to_string();
         assert!(error.starts_with("cannot write ") && error.contains("nowhere/a"), "{error}");

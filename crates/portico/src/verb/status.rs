@@ -78,8 +78,8 @@ async fn status(flags: &Flags) -> anyhow::Result<(Status, String)> {
         text = text_of(&chain, name);
         clusters.push(row(&seed, name, chain));
     } else {
-        let all = seed.clusters().iter();
-        clusters.extend(all.map(|(name, cluster)| row(&seed, name, seed.chain(&cluster.name()))));
+        let all = seed.chains().await.into_iter();
+        clusters.extend(all.map(|(name, chain)| row(&seed, name, chain)));
         match seed.orphans().await {
             Ok(found) => orphans = found,
             Err(error) => tracing::warn!("what Clusters that are gone have left is not known: {error:#}"),

@@ -1,7 +1,7 @@
 //! `portico agent reach`: whether this machine reaches API servers as a kubelet does. A kubelet connects
-//! directly, by the CA of the cluster and by the name in the URL. Nothing is shown to them, and what they say
-//! hardly counts. The server with the certificate is the API server, also if it lets nobody in without a
-//! credential.
+//! directly, by the CA of the cluster and by the name in the URL. The servers are shown no credential, and
+//! what they answer hardly counts. The server with the certificate is the API server, also if it lets nobody
+//! in without a credential.
 
 use std::path::PathBuf;
 use std::str::FromStr;

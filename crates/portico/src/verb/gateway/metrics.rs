@@ -69,8 +69,11 @@ impl GatewayMetrics {
         Process::now().write(out)
     }
 
-    /// How the watches of a Kubernetes API are.
+    /// How the watches of a Kubernetes API are. A gateway that drains has none any more.
     fn write_source(&self, out: &mut Families<'_>) -> fmt::Result {
+        if self.status.is_stopping() {
+            return Ok(());
+        }
         let Some(source) = self.status.watches() else { return Ok(()) };
         let watches = || source.watches.iter().map(|(kind, watch)| (kind.name(), watch));
         out.gauge(
@@ -392,4 +395,54 @@ fn buckets(now: &ClusterSnapshot) -> [(f64, u64); HANDSHAKE_BUCKETS.len() + 1] {
     std::array::from_fn(|index| {
         (HANDSHAKE_BUCKETS.get(index).copied().unwrap_or(f64::INFINITY), now.handshakes[index])
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use portico_source::kubernetes::{ClustersFrom, KubernetesStatus};
+    use portico_sync::{Source, SourceSettings};
+    use prometheus_client::encoding::text;
+    use prometheus_client::registry::Registry;
+
+    use super::super::status::Watches;
+    use super::*;
+
+    const ALERTS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/alerts.yaml"));
+
+    #[tokio::test]
+    async fn a_gateway_that_drains_tells_of_no_watches() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = Some(folder.path().to_owned());
+        let settings =
+            SourceSettings { manifests: folder.clone(), state_dir: folder, ..SourceSettings::default() };
+        let (_, pipeline) = Source::open(&settings).await.unwrap();
+        let watches = || KubernetesStatus {
+            complete: true,
+            clusters_from: ClustersFrom::Auto,
+            watches: BTreeMap::new(),
+            discovery_error: None,
+            lacks: None,
+        };
+        let status = Arc::new(Status::new(pipeline, Some(Watches(Box::new(watches)))));
+        let mut registry = Registry::with_prefix("portico");
+        let collector = GatewayMetrics { status: Arc::clone(&status), bytes: Mutex::default() };
+        registry.register_collector(Box::new(collector));
+        let page = || {
+            let mut page = String::new();
+            text::encode(&mut page, &registry).unwrap();
+            page
+        };
+        assert!(page().contains("portico_source_"));
+        status.set_stopping();
+        let page = page();
+        assert!(page.contains("portico_stopping 1") && !page.contains("portico_source_"), "{page}");
+    }
+
+    #[test]
+    fn no_alert_takes_a_gateway_that_drains_for_one_that_is_not_ready() {
+        let asks: Vec<_> = ALERTS.lines().filter(|line| line.contains("(portico_ready")).collect();
+        assert_eq!(asks, ["      expr: min by (instance) (portico_ready unless portico_stopping == 1) == 0"]);
+    }
 }
