@@ -27,8 +27,8 @@ pub const SEND_PROXY_V2: &str = "v2";
 pub const MAX_CONNECTIONS: &str = "portico.k8c.io/max-connections";
 /// On a Cluster, or on a Service without one: most new connections and tunnel streams per second.
 pub const MAX_CONNECTIONS_PER_SECOND: &str = "portico.k8c.io/max-connections-per-second";
-/// On a Cluster, or on a Service without one: the part of the gateway that it may take of what all others
-/// leave, in percent.
+/// On a Cluster, or on a Service without one: its share of the gateway, in percent of the part that all
+/// others leave.
 pub const FAIR_SHARE: &str = "portico.k8c.io/fair-share";
 /// On a Service without a Cluster: client networks that may connect, as CIDRs separated by commas.
 pub const ALLOW: &str = "portico.k8c.io/allow";
@@ -42,6 +42,8 @@ pub const KONNECTIVITY_ENDPOINTS: &str = "portico.k8c.io/konnectivity-endpoints"
 /// On a Cluster: Portico hosts its control plane, with this [`Layout`](crate::hosting::Layout). An
 /// annotation, because KKP's definition of the kind drops fields that it does not know.
 pub const LAYOUT: &str = "portico.k8c.io/layout";
+/// A finalizer on a Cluster: its control plane was begun here, and is not gone.
+pub const CONTROL_PLANE_FINALIZER: &str = "portico.k8c.io/control-plane";
 /// On a Cluster with [`LAYOUT`]: feature gates of Kubernetes, as the flag `--feature-gates` takes them.
 pub const FEATURE_GATES: &str = "portico.k8c.io/feature-gates";
 /// On a Cluster with [`LAYOUT`]: parts that it does not get inside, separated by commas.

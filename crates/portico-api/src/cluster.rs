@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::annotations::{
-    API_SERVER_CA, ENDPOINTS, FAIR_SHARE, KONNECTIVITY_ENDPOINTS, LAYOUT, MAX_CONNECTIONS,
-    MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
+    API_SERVER_CA, CONTROL_PLANE_FINALIZER, ENDPOINTS, FAIR_SHARE, KONNECTIVITY_ENDPOINTS, LAYOUT,
+    MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND, MIGRATION_LABEL,
 };
 use crate::api_server_ca::{ApiServerCa, BadCa};
 use crate::hosting::{
@@ -63,9 +63,15 @@ impl Cluster {
         MigrationSettings::of(self.metadata.annotation(MIGRATION))
     }
 
-    /// Whether Portico hosts its control plane, as far as the Cluster says.
-    pub fn is_hosted(&self) -> bool {
+    /// Whether it asks Portico to host its control plane.
+    pub fn has_layout(&self) -> bool {
         self.metadata.annotation(LAYOUT).is_some()
+    }
+
+    /// Whether Portico hosts its control plane, as far as the Cluster says. A control plane that was begun
+    /// stays without the annotation too.
+    pub fn is_hosted(&self) -> bool {
+        self.has_layout() || self.metadata.has_finalizer(CONTROL_PLANE_FINALIZER)
     }
 
     /// Whether its etcd has held data, as its condition says for ever: everything else may be deleted with
@@ -94,9 +100,9 @@ impl Cluster {
         self.ca.clone().map(Ok).or_else(written)
     }
 
-    /// Returns the object without the parts that planning does not read: other labels and annotations (some
-    /// are as long as the object itself: `kubectl.kubernetes.io/last-applied-configuration`), feature
-    /// switches, and derived status fields. A gateway holds 10,000 Clusters.
+    /// Returns the object without the parts that planning does not read: other labels and annotations,
+    /// feature switches, and derived status fields. Some annotations are as long as the object itself, such
+    /// as `kubectl.kubernetes.io/last-applied-configuration`. A gateway holds 10,000 Clusters.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         if let Some(Ok(ca)) = self.api_server_ca() {
@@ -127,7 +133,9 @@ impl Cluster {
         self.status.conditions.clear();
         self.status.extended_health.clear();
         self.status.phase = "".into();
-        self.metadata.finalizers = Box::default();
+        // `is_hosted` depends on it.
+        let begun = self.metadata.has_finalizer(CONTROL_PLANE_FINALIZER);
+        self.metadata.finalizers = begun.then(|| CONTROL_PLANE_FINALIZER.into()).into_iter().collect();
         if *self.status.namespace_name == *self.name().namespace() {
             self.status.namespace_name = "".into();
         }
@@ -228,7 +236,7 @@ pub struct EventRateLimit {
     pub cache_size: Setting<u32>,
 }
 
-/// A part that hardly any object has, on the heap; `None` if it is as if it were not written.
+/// A part that hardly any object has, on the heap. `None` if it equals the default.
 fn boxed<'de, D, T>(deserializer: D) -> Result<Option<Box<T>>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -423,6 +431,9 @@ pub struct ClusterCondition {
     /// When `status` became what it is, as written.
     #[serde(deserialize_with = "or_default")]
     pub last_transition_time: Box<str>,
+    /// When the condition was written last, as written.
+    #[serde(deserialize_with = "or_default")]
+    pub last_heartbeat_time: Box<str>,
 }
 
 /// `status.address`; an empty field or `None` is not known yet. The admin token is left out because it is a

@@ -8,8 +8,8 @@
 //! - [`migration`]: how a Cluster's strategy changes. [`change`]: one change to one object. [`problem`]: what
 //!   is wrong with one. [`text`]: what others say, on one line. [`intern`]: one copy of each name. [`kkp`].
 //!
-//! Reading is lenient: unknown fields are ignored, and a mistyped field keeps its text ([`setting`]). It
-//! becomes a message and not the loss of the document.
+//! Reading is lenient: unknown fields are ignored, and a mistyped field keeps its text ([`setting`]). So a
+//! mistake becomes a message, and the rest of the document counts.
 //!
 //! `portico-expose` computes the objects that should exist for a cluster, and `portico-routes` the routes.
 

@@ -55,6 +55,11 @@ impl ObjectMeta {
         self.labels.get(key).map(|value| &**value)
     }
 
+    /// Whether the finalizer `name` is set.
+    pub fn has_finalizer(&self, name: &str) -> bool {
+        self.finalizers.iter().any(|finalizer| &**finalizer == name)
+    }
+
     /// Namespace and name, shared with this object.
     pub fn key(&self) -> ObjectKey {
         ObjectKey { namespace: Arc::clone(&self.namespace), name: Arc::clone(&self.name) }

@@ -16,6 +16,10 @@ use crate::strategy::{ExposeStrategy, UnknownStrategy};
 /// On a Cluster: how it migrates, as [`MigrationSettings`].
 pub const MIGRATION: &str = "portico.k8c.io/migration";
 
+/// On a Cluster: the strategy to which `portico migrate --rollback` goes back, until that is over. The doors
+/// on the way back are those on the way there, so nothing else tells the two from each other.
+pub const ROLLBACK: &str = "portico.k8c.io/rollback";
+
 /// The reason of the condition [`MIGRATING`](crate::cluster::MIGRATING) once one door is left.
 pub const SETTLED: &str = "Settled";
 

@@ -151,8 +151,7 @@ impl Door {
         alone.spec.expose_strategy = Setting::Good(self.strategy);
         let written = &mut alone.spec.cluster_network.tunneling_agent_ip;
         match self.agent_ip {
-            // Left as it is, for validation. That refuses a text that is no address, and recognises the
-            // default.
+            // Left as it is: validation refuses a text that is no address, and recognises the default.
             Some(ip) if ip == networks::agent_ip(cluster) => {}
             Some(ip) => *written = Setting::Good(ip),
             None => *written = Setting::Unset,

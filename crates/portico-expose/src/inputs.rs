@@ -41,7 +41,7 @@ pub struct Inputs<'a> {
     pub sni_port: u16,
 }
 
-/// The load balancer of a cluster with the strategy LoadBalancer.
+/// The kind of load balancer that clusters with the strategy LoadBalancer have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadBalancers {
     /// A cloud, with a proxy per cluster behind it, as in KKP. Services have the annotation

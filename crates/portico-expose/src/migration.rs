@@ -125,7 +125,7 @@ pub struct Facts {
 pub enum Waiting {
     /// For a proof: why it does not hold, or `None` if it is not known yet.
     For(Proof, Option<String>),
-    /// Until the second door is out of use. It has the present use, or `None` if that is not known yet.
+    /// Until the second door is out of use. The text says how it is used; `None` if that is not known yet.
     Quiet(Option<String>),
 }
 
@@ -374,7 +374,7 @@ impl fmt::Display for Waiting {
 }
 
 impl fmt::Display for Next {
-    /// One sentence for a condition. It has the current step, what that waits for, and the next step.
+    /// One sentence for a condition: the current step, what that waits for, and the next step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.now.first;
         match self.now.second {

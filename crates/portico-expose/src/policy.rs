@@ -1,4 +1,4 @@
-//! The clients and the share of a cluster, from its own spec and its seed's.
+//! The clients that a cluster allows and its share of a gateway, from its own spec and its seed's.
 
 use ipnet::IpNet;
 use portico_api::annotations::{FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};

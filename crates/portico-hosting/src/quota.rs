@@ -15,7 +15,7 @@ pub fn admits<'a>(
     usable: impl Fn(&Cluster) -> bool,
 ) -> bool {
     let waits = |cluster: &Cluster| {
-        cluster.is_hosted() && !cluster.spec.pause && cluster.metadata.deletion_timestamp.is_none()
+        cluster.has_layout() && !cluster.spec.pause && cluster.metadata.deletion_timestamp.is_none()
     };
     let before = |cluster: &&Cluster| {
         *cluster.metadata.name != *new.metadata.name

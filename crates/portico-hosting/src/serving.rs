@@ -1,7 +1,7 @@
 //! Decides whether a kubelet gets the serving certificate that it asks for.
 //!
-//! Kubernetes approves none by itself. The certificate is signed by the authority of the API server. A
-//! hostile node must not get names of another machine, whatever it says about itself. With the names of the
+//! Kubernetes approves none by itself. The certificate is signed by the authority of the API server. So a
+//! hostile node must not get names of another machine, whatever it says about itself: with the names of the
 //! API server it could pass for the API server. Every name and usage in the request is judged. Those that the
 //! signer would leave out are refused too.
 

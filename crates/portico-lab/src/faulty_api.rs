@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use http::header::DATE;
 use http::{Request, Response};
 use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
@@ -40,6 +41,8 @@ pub struct Rules {
     pub slow: Option<Duration>,
     /// Requests whose URL has this text get this answer, so many times.
     pub answers: Vec<(&'static str, Answer, usize)>,
+    /// Answers have this Date in place of the API server's.
+    pub date: Option<String>,
     /// So many writes pass, those of Leases and Events aside; the next one never arrives.
     pub writes_left: Option<usize>,
     /// Writes to a URL that has this text wait for as long as this says so.
@@ -133,7 +136,10 @@ impl FaultyApi {
         if let Some(answer) = self.answer(&url).await {
             return Ok(answer);
         }
-        let response = direct.send(request).await?;
+        let mut response = direct.send(request).await?;
+        if let Some(date) = self.rules(|rules| rules.date.as_ref().and_then(|date| date.parse().ok())) {
+            response.headers_mut().insert(DATE, date);
+        }
         Ok(response.map(|body| self.gated(body)))
     }
 

@@ -1,4 +1,4 @@
-//! What a person wants of one cluster: written into it, unless something stands in the way.
+//! The order of a person for one cluster: written into it, unless something stands in the way.
 
 use anyhow::bail;
 use portico_api::exposed_cluster::ExposedClusterSpec;
@@ -21,7 +21,7 @@ const MANAGER: &str = "portico-migrate";
 pub struct Refusal {
     /// The reason.
     pub why: String,
-    /// What would have to be done, where it was looked at.
+    /// The plan, where it was looked at: it says what would have to be done.
     pub plan: Option<Box<MigrationPlan>>,
 }
 
@@ -31,7 +31,7 @@ impl From<String> for Refusal {
     }
 }
 
-/// Writes what is wanted of one cluster, if nothing stands in the way, or returns what does.
+/// Writes the order for one cluster, or returns what stands in the way.
 ///
 /// # Errors
 /// The seed cannot be read or written, or somebody else writes the Cluster all the time.
@@ -51,7 +51,7 @@ pub async fn write_order(
     let second = found.migration.as_ref().map(|migration| migration.second.expose_strategy);
     let to = begins.or(second).unwrap_or(found.expose_strategy);
     let plan = seed.plan(name, to).await?;
-    if !has_two_doors(plan.keeper) || begins.is_some() && !plan.blockers.is_empty() {
+    if !has_two_doors(plan.managed_by) || begins.is_some() && !plan.blockers.is_empty() {
         return Ok(Err(Refusal { why: why_not(&plan), plan: Some(Box::new(plan)) }));
     }
     Ok(write(client, name, order).await?.map_err(Refusal::from))
@@ -63,10 +63,10 @@ const NOBODY: &str = "nothing is recorded of its doors (there is no ExposedClust
 /// Why a cluster cannot be led along this plan.
 pub fn why_not(plan: &MigrationPlan) -> String {
     let first = plan.blockers.first().map(|blocker| format!("{}; {}", blocker.what, blocker.remedy));
-    if has_two_doors(plan.keeper) {
+    if has_two_doors(plan.managed_by) {
         first.unwrap_or_default()
     } else {
-        format!("{}, so it cannot have two doors at once: the steps above are yours", plan.keeper)
+        format!("{}, so it cannot have two doors at once: the steps above are yours", plan.managed_by)
     }
 }
 

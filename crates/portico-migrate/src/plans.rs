@@ -1,4 +1,4 @@
-//! Plans of clusters, and what they follow from: the objects of a live seed, or of a directory.
+//! Plans of clusters, and their inputs: the objects of a live seed, or of a directory.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
 use portico_expose::doors::{Door, both};
 use portico_expose::inputs::{Ingress, Inputs, Known, LoadBalancers, Scope};
 use portico_expose::migration::Now;
-use portico_expose::migration::plan::{self, Facts, Keeper, MigrationPlan};
+use portico_expose::migration::plan::{self, Facts, ManagedBy, MigrationPlan};
 use portico_expose::node_ports::PortKey;
 use portico_expose::plan::{Plan, plan as plan_door};
 use portico_expose::resolve::{self, DecidedBy, Decision, seed_of};
@@ -29,7 +29,7 @@ use portico_source::{Object, list_objects};
 use portico_sync::Site;
 use serde_json::Value;
 
-/// What the Deployment of Portico's operator is called by its label.
+/// The label of the Deployment of Portico's operator.
 const OPERATOR: &str = "portico-operator";
 
 /// Port by Service and port name.
@@ -44,7 +44,7 @@ struct Objects<'a> {
 
 /// What is known beside them.
 struct Beside<'a> {
-    keeper: Keeper,
+    managed_by: ManagedBy,
     record: Option<&'a ExposedClusterSpec>,
     /// The strategy that users know, where nothing is recorded.
     before: Option<ExposeStrategy>,
@@ -74,7 +74,7 @@ pub fn plan_of_site(
     let remembered =
         |service: &str, port: &str| persisted.node_ports.get(&PortKey::new(&namespace, service, port));
     let beside = Beside {
-        keeper: plan::keeper(objects.cluster, site.is_kkp_there),
+        managed_by: plan::managed_by(objects.cluster, site.is_kkp_there),
         record: None,
         before: persisted.strategies.get(&objects.cluster.name()).copied(),
         node_port: &|service, port| of_services(service, port).or_else(|| remembered(service, port)),
@@ -96,7 +96,7 @@ pub struct LiveSeed {
     pub sni_port: u16,
 }
 
-/// What plans of the clusters of a live seed follow from.
+/// The inputs for plans of the clusters of a live seed.
 pub struct Plans<'a> {
     seed: &'a LiveSeed,
     objects: Vec<Object>,
@@ -136,15 +136,15 @@ impl Plans<'_> {
         let namespace = ClusterName::new(name).namespace();
         let objects = Objects::of(&self.objects, name)?;
         let record = record(client, objects.cluster).await?;
-        let keeper = plan::keeper(objects.cluster, self.is_kkp_there);
+        let managed_by = plan::managed_by(objects.cluster, self.is_kkp_there);
         let path = format!("/api/v1/namespaces/{namespace}/services/{FRONT}");
         let front: Option<Value> = read(client, &path, &format!("Service {namespace}/{FRONT}")).await?;
-        let presented = match keeper {
-            Keeper::Elsewhere => presented(objects.cluster).await,
+        let presented = match managed_by {
+            ManagedBy::Elsewhere => presented(objects.cluster).await,
             _ => None,
         };
         let beside = Beside {
-            keeper,
+            managed_by,
             record: record.as_ref(),
             before: None,
             node_port: &node_ports(&self.objects, objects.cluster),
@@ -189,7 +189,7 @@ impl<'a> Objects<'a> {
         let problems = usable(&wanted, &self.seeds, self.configuration).err().unwrap_or_default();
         Ok(plan::plan(&Facts {
             cluster,
-            keeper: beside.keeper,
+            managed_by: beside.managed_by,
             from: &from,
             to: &to_plan,
             both: &both(&from, &to_plan),
@@ -220,8 +220,8 @@ impl<'a> Objects<'a> {
             scope: Scope { cluster: &cluster, decision, seed, configuration: self.configuration },
             node_ports: beside.node_port,
             known: &known,
-            load_balancers: match beside.keeper {
-                Keeper::Kkp => LoadBalancers::Cloud,
+            load_balancers: match beside.managed_by {
+                ManagedBy::Kkp => LoadBalancers::Cloud,
                 _ => LoadBalancers::CloudAndGateway,
             },
             sni_port: beside.sni_port,
@@ -263,8 +263,8 @@ fn node_ports(objects: &[Object], cluster: &Cluster) -> impl Fn(&str, &str) -> O
     }
 }
 
-/// Whether KKP's controllers are at work. Where that may not be read, they are taken not to be, and that is
-/// reported.
+/// Whether KKP's controllers are at work. If that may not be read, they are taken to be absent, and a warning
+/// says so.
 async fn is_kkp_there(client: &Client, objects: &[Object]) -> bool {
     let name = kkp::DEPLOYMENT;
     let path = format!("/apis/apps/v1/deployments?fieldSelector=metadata.name%3D{name}");

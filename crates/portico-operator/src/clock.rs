@@ -1,7 +1,8 @@
 //! Whether the clock of this machine agrees with that of the API server.
 //!
-//! One that is off by an hour breaks nothing here: Leases are judged by how long they stay as they are, and
-//! certificates begin two hours before they are issued. One that is off by more issues what nobody accepts.
+//! A clock that is off by less than two hours breaks nothing here. Leases are judged by how long they stay as
+//! they are. Certificates begin two hours before they are issued. A clock that is further off issues
+//! certificates that may be void.
 
 use std::time::Duration;
 
@@ -52,13 +53,21 @@ pub(crate) fn judged(ahead: SignedDuration, before: Option<bool>) -> Option<(boo
     }
 }
 
-/// Why nothing may be issued by `now` in place of what is there: by a clock that is far off, what looks as if
-/// it had ended may be good, and what is issued may be good for nobody.
+/// Why nothing may be issued by `now` in place of what is there. By a clock that is far off, a certificate
+/// may seem to have ended and be good. A new one may be good for nobody.
 pub(crate) async fn far_off(client: &Client, now: fn() -> Timestamp) -> Option<String> {
     match judged(ahead(client, now).await?, None)? {
         (true, _) => None,
         (false, clock) => Some(clock),
     }
+}
+
+/// What a status says while nothing is written because of `clock`, which [`far_off`] has returned.
+pub(crate) fn waits(clock: &str) -> String {
+    format!(
+        "certificates are due or seem lost, and the operator's clock is {clock}: nothing is written before \
+         it is right. See NTP on the operator's node and on the seed's control plane"
+    )
 }
 
 #[cfg(test)]

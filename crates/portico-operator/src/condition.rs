@@ -1,6 +1,6 @@
 //! One of `status.conditions` of a Cluster or a Seed, as controllers here write it.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::api::Patch;
 use kube::{Api, Client};
 use portico_api::cluster::{Cluster, ClusterCondition};
@@ -15,13 +15,16 @@ use crate::write::{RequestError, has_condition, request};
 /// Characters of a message. It may quote what somebody else has written.
 const LONGEST: usize = 2_000;
 
+/// How long the text of a failed pass stays, as long as the longest pause between two attempts.
+const SAME_TEXT: SignedDuration = SignedDuration::from_mins(1);
+
 /// The content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) ready: bool,
     /// One word, in CamelCase.
     pub(crate) reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
+    /// A sentence with the finding and the remedy.
     pub(crate) message: String,
 }
 
@@ -35,7 +38,7 @@ impl State {
     }
 }
 
-/// What is wrong: the first problem, and how many more there are.
+/// The first problem, and the number of further ones.
 pub(crate) fn one_text(problems: &[Problem]) -> String {
     let first = problems.first().map(ToString::to_string).unwrap_or_default();
     match problems.len().saturating_sub(1) {
@@ -44,7 +47,7 @@ pub(crate) fn one_text(problems: &[Problem]) -> String {
     }
 }
 
-/// What a condition is to say, after `before`, and whether that is something else.
+/// The new condition after `before`, and whether it differs.
 ///
 /// As in KKP, whose schema asks for its version too.
 pub(crate) fn condition(
@@ -64,6 +67,29 @@ pub(crate) fn condition(
     let condition = json!({"status": status, "reason": reason, "message": message,
         "lastTransitionTime": since, "lastHeartbeatTime": now, "kubermaticVersion": ""});
     (condition, !same)
+}
+
+/// What a condition is to say after a pass, as [`condition`] has it. A pass that `failed` leaves another text
+/// alone for [`SAME_TEXT`]. The API server may word each refusal in another way, with the port of a
+/// connection in it. Each write triggers the next pass at once. No pause between attempts would be kept.
+pub(crate) fn condition_after(
+    before: Option<&ClusterCondition>,
+    (holds, reason, message): (bool, &str, &str),
+    failed: bool,
+) -> (Value, bool) {
+    let (now, changed) = condition(before, holds, reason, message);
+    let says_so = before.is_some_and(|before| {
+        now["status"] == *before.status && now["reason"] == *before.reason && is_recent(before)
+    });
+    (now, changed && !(failed && says_so))
+}
+
+/// Whether a condition was written less than [`SAME_TEXT`] ago.
+fn is_recent(condition: &ClusterCondition) -> bool {
+    let written = condition.last_heartbeat_time.parse::<Timestamp>();
+    let age = written.map(|written| Timestamp::now().duration_since(written));
+    // A clock that was ahead has written into the future, which is no time to wait for.
+    age.is_ok_and(|age| !age.is_negative() && age < SAME_TEXT)
 }
 
 /// Writes what the condition `name` of a Cluster is to say, and no other part of its status. Returns the
@@ -87,4 +113,29 @@ pub(crate) async fn write_condition(
     let written = request("status of the Cluster", written).await?;
     has_condition(&written, name)?;
     Ok(Some(written))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_text_of_the_same_failure_is_written_once_a_minute_and_any_other_news_at_once() {
+        let written = |ago: i64| {
+            let (value, _) = condition(None, false, "WriteRefused", "from port 53422");
+            let mut before: ClusterCondition = serde_json::from_value(value).unwrap();
+            let at = Timestamp::now() - SignedDuration::from_secs(ago);
+            before.last_heartbeat_time = at.to_string().into();
+            before
+        };
+        let is_news = |ago, says, failed| condition_after(Some(&written(ago)), says, failed).1;
+        let other_text = (false, "WriteRefused", "from port 53423");
+        assert!(!is_news(0, other_text, true) && !is_news(50, other_text, true));
+        assert!(is_news(61, other_text, true));
+        assert!(is_news(-3_600, other_text, true), "by a clock that was ahead");
+        assert!(is_news(0, other_text, false), "the pass went well");
+        assert!(is_news(0, (false, "NodePortsExhausted", "from port 53422"), true));
+        assert!(is_news(0, (true, "WriteRefused", "from port 53422"), true));
+        assert!(!is_news(61, (false, "WriteRefused", "from port 53422"), true));
+    }
 }

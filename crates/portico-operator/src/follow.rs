@@ -209,9 +209,10 @@ pub(crate) async fn drive<K, C, E, F>(
     let queue = triggers.inspect(move |objects| queue.add(objects));
     let queue = queue.flat_map(stream::iter).map(Ok::<_, Infallible>);
     let config = controller::Config::default().concurrency(concurrency);
-    // `runtime::Controller` runs this inside. Watches of its own have no deadlines, and one watch here feeds
-    // several controllers. Its variants for streams are features that kube calls unstable. It makes a task of
-    // each pass. A replica that no longer leads drops this future, and with it every pass at once.
+    // `runtime::Controller`, which runs this inside, is not used. The watches that it makes have no
+    // deadlines, and one watch here feeds several controllers. Its variants for streams are features that
+    // kube calls unstable. It also makes a task of each pass. Here a replica that no longer leads drops this
+    // future, and with it every pass at once.
     controller::applier(reconcile, retry, context, store, queue, config)
         .for_each(|result| {
             match &result {

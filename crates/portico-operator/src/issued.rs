@@ -1,5 +1,5 @@
-//! A certificate of the seed and the authority that signs it, each in a Secret: what of the two has to be
-//! written by now, and what their clients must trust.
+//! A certificate of the seed and the authority that signs it, each in a Secret. Decides which of the two has
+//! to be written by now, and which authorities their clients must trust.
 //!
 //! Pure: the tunnel listener's and the webhook's controllers write it, each with a view of its own on an
 //! authority that is gone. Secrets and names are those of [`portico_pki::inventory`].
@@ -38,8 +38,11 @@ pub(crate) struct Issued {
 pub(crate) struct Due {
     /// The Secret of the authority, if it is another one by now, and the step of its succession.
     pub(crate) authority: Option<(Value, Option<Step>)>,
-    /// The Secret of the certificate, if it has to be issued, and why; or why that is not possible.
+    /// The Secret of the certificate and the reason, if it has to be issued. An error if that is not
+    /// possible.
     pub(crate) certificate: Result<Option<(Value, String)>, Unusable>,
+    /// Whether one of the two would take the place of what is there.
+    pub(crate) replaces: bool,
     /// What clients must trust.
     pub(crate) trusted: String,
 }
@@ -89,7 +92,9 @@ impl Issued {
             Err(why) => Err(why),
         };
         let changed = is_new || step.is_some();
+        let renewed = held.is_some() && matches!(certificate, Ok(Some(_)));
         Ok(Due {
+            replaces: renewed || changed && !is_new,
             trusted: succession.trusted(),
             authority: changed.then(|| (self.authority_secret(&succession), step)),
             certificate,

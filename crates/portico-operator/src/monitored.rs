@@ -1,6 +1,6 @@
-//! The control planes of a seed, as `portico metrics` sees them. It knows where their programs are, and the
-//! credentials by which each cluster lets its metrics be read. [`Scraper`] reads those of one program when
-//! somebody asks. Nothing is written.
+//! The control planes of a seed, as `portico metrics` sees them. [`Monitored`] knows where their programs
+//! are, and the credentials by which each cluster lets its metrics be read. [`Scraper`] reads the metrics of
+//! one program when somebody asks. Nothing is written.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -39,7 +39,7 @@ pub struct Monitored {
 }
 
 impl Monitored {
-    /// Returns the store, which is empty yet, and the work that fills it. The work never ends.
+    /// Returns the store, which is still empty, and the work that fills it. The work never ends.
     pub fn new(client: &Client) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
         let status = StatusHandle::default();
         let this = Arc::new(Self { pods: Listed::default(), credentials: Listed::default(), status });

@@ -1,4 +1,5 @@
-//! Outages of the seed's API server. An Event says so once it is back, because nothing can be written before.
+//! Outages of the seed's API server. An Event tells of one once the server is back, because nothing can be
+//! written before.
 //!
 //! The watch of Seeds shows it: the API server sends something on it every minute at least.
 

@@ -26,7 +26,7 @@ pub struct ControllerStatus {
     pub operator: Option<OperatorStatus>,
     /// The watches, by kind.
     pub watches: BTreeMap<&'static str, WatchStatus>,
-    /// What each controller did, by the name that it has on Events.
+    /// The work of each controller, by the name that it has on Events.
     pub controllers: BTreeMap<&'static str, WorkStatus>,
     /// The front Services, by namespace and name: the one of the seed, and those of clusters.
     pub services: BTreeMap<ObjectKey, ServiceStatus>,
@@ -99,7 +99,7 @@ pub struct SeedReport {
     pub ready: bool,
     /// One word, in CamelCase: that of its condition.
     pub reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
+    /// A sentence with the finding and the remedy.
     pub message: String,
     /// Failed passes in a row.
     pub failures: u32,
@@ -113,6 +113,9 @@ pub struct SeedReport {
 pub struct PartsStatus {
     /// The status of that part of each cluster, by the name of the cluster.
     pub reports: BTreeMap<String, PartReport>,
+    /// When the first authority of each cluster ends, in seconds since 1970; of control planes alone.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub authority_ends: BTreeMap<String, i64>,
 }
 
 /// The status of one part of one cluster: its inside, or its control plane.
@@ -123,16 +126,16 @@ pub struct PartReport {
     pub ready: bool,
     /// One word, in CamelCase: that of its condition.
     pub reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
+    /// A sentence with the finding and the remedy.
     pub message: String,
     /// Failed passes in a row.
     pub failures: u32,
 }
 
 impl PartsStatus {
-    /// Records the status of that part of a cluster: whether it is ready, the reason, and a sentence.
-    /// `failed` counts a failed pass. If one of the first two changed, returns how many clusters have
-    /// trouble.
+    /// Records the status of that part of a cluster. The status says whether it is ready, with the reason and
+    /// a sentence. `failed` counts a failed pass. If one of the first two changed, returns how many clusters
+    /// have trouble.
     pub(crate) fn record(
         &mut self,
         cluster: &str,
@@ -148,7 +151,7 @@ impl PartsStatus {
         news.then(|| self.reports.values().filter(|report| !report.ready).count())
     }
 
-    /// What failed before counts no more: the next pause is the first, and short.
+    /// Earlier failures count no more: the next pause is the first, and short.
     pub(crate) fn begin_anew(&mut self, cluster: &str) {
         if let Some(report) = self.reports.get_mut(cluster) {
             report.failures = 0;
@@ -178,7 +181,7 @@ pub struct ClusterReport {
     pub exposed: bool,
     /// One word, in CamelCase: that of its condition.
     pub reason: &'static str,
-    /// A sentence: what was found, and what to do about it.
+    /// A sentence with the finding and the remedy.
     pub message: String,
     /// Failed passes in a row.
     pub failures: u32,
@@ -187,7 +190,7 @@ pub struct ClusterReport {
     pub info: ClusterInfo,
 }
 
-/// What dashboards list clusters by: the labels of KKP's `kubermatic_cluster_info`.
+/// The labels by which dashboards list clusters: those of KKP's `kubermatic_cluster_info`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterInfo {
     /// Its name for people.
@@ -231,8 +234,8 @@ impl ClusterInfo {
 pub struct ExposedClustersStatus {
     /// Clusters whose ExposedCluster is as it should be.
     pub written: usize,
-    /// Clusters that must not be used as written, or whose ExposedCluster records a migration; one that was
-    /// written before stays.
+    /// Clusters that must not be used as written, or whose ExposedCluster records a migration. An
+    /// ExposedCluster that was written before stays.
     pub refused: usize,
     /// Clusters whose ExposedCluster cannot be written.
     pub failed: usize,
@@ -258,8 +261,8 @@ pub struct ServiceStatus {
     pub waiting: Vec<Waiting>,
     /// Updates of the Service since this process started.
     pub writes: u64,
-    /// Requests that the API server refused, or did not answer in time: to read the Service before an
-    /// update, the update itself, or to write the condition.
+    /// Requests that the API server refused, or did not answer in time. They read the Service before an
+    /// update, update it, or write the condition.
     pub failed_writes: u64,
     /// Writes of this process that another client has reverted.
     pub reverts: u64,
@@ -269,14 +272,13 @@ pub struct ServiceStatus {
     /// Another client writes the same fields, and this one has stopped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub yielded_to: Option<String>,
-    /// What keeps the Service from being as wanted, by reason.
+    /// The reasons why the Service is not as wanted.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub troubles: BTreeMap<&'static str, String>,
 }
 
 impl ServiceStatus {
-    /// Ports that clients need and the load balancer does not have: those that are held back, and those that
-    /// are not written.
+    /// Ports that clients need and the load balancer does not have. They are held back, or not written yet.
     pub fn unpublished(&self) -> usize {
         self.waiting.len() + self.used.saturating_sub(self.published)
     }
@@ -294,8 +296,8 @@ pub struct WatchStatus {
     /// The last error, until the API server answers again. What is known stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The first object that cannot be read and has no earlier version, and why; nothing is written that
-    /// may follow from it.
+    /// The first object that cannot be read and has no earlier version, and why. Nothing is written that may
+    /// follow from it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
     /// Errors since this process started.

@@ -1,7 +1,8 @@
 //! An API server in memory, for tests of controllers on a paused clock.
 //!
 //! It lists and watches the kinds in [`PLURALS`], merge-patches Services and the status of Clusters, applies
-//! ExposedClusters, keeps Leases and collects Events. Tests beside a real API server are in `tests/`.
+//! ExposedClusters, refuses Namespaces, keeps Leases and collects Events. Tests beside a real API server are
+//! in `tests/`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -274,6 +275,13 @@ impl FakeApi {
                 }
                 state.apply("exposedclusters", patch)
             }
+            // As by a webhook whose connection breaks, which has another port each time. Not for ever: a test
+            // ends although its controller tries again at once.
+            ("PATCH", path, _) if path.rsplit('/').nth(1) == Some("namespaces") => {
+                state.version += 1;
+                let message = format!("connection reset by peer: port {}", state.version.min(1_000));
+                refusal(StatusCode::INTERNAL_SERVER_ERROR, &message)
+            }
             ("PATCH", path, Some(patch)) if path.contains("/clusters/") => {
                 let key = format!("clusters/{}", last_of(path.trim_end_matches("/status")));
                 let mut cluster = state.objects[&key].clone();
@@ -438,13 +446,17 @@ fn success(value: &Value) -> Response<ResponseBody> {
 }
 
 fn failure(status: StatusCode) -> Response<ResponseBody> {
+    refusal(status, "refused by the test")
+}
+
+fn refusal(status: StatusCode, message: &str) -> Response<ResponseBody> {
     let reason = match status {
         StatusCode::CONFLICT => "Conflict",
         StatusCode::NOT_FOUND => "NotFound",
         _ => "Forbidden",
     };
     let value = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason,
-        "message": "refused by the test", "code": status.as_u16()});
+        "message": message, "code": status.as_u16()});
     let mut failure = success(&value);
     *failure.status_mut() = status;
     failure

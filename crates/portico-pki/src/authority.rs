@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, SanType,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P521_SHA512, SanType,
 };
 use rustls_pki_types::CertificateDer;
 use thiserror::Error;
@@ -16,7 +16,7 @@ use crate::profile::Profile;
 /// Validity of an authority, as in KKP: ten years.
 const AUTHORITY_LIFETIME: SignedDuration = SignedDuration::from_hours(3650 * 24);
 
-/// A certificate is valid this much earlier than it is made: machines whose clocks are an hour late, by a
+/// A certificate is valid this much earlier than it is made. Machines whose clocks are an hour late, by a
 /// wrong time zone for one, accept it at once.
 const BACKDATED: SignedDuration = SignedDuration::from_hours(2);
 
@@ -43,6 +43,9 @@ pub enum Unusable {
     /// The key is that of another certificate.
     #[error("its private key belongs to another certificate; restore the Secret from a backup")]
     KeyMismatch,
+    /// The key is on P-521. What it signs cannot be verified here, and would be issued again for ever.
+    #[error("its key is on P-521, which is not supported; use one on P-256 or P-384, RSA or Ed25519")]
+    UnsupportedKey,
     /// Not valid yet: somebody's clock is wrong.
     #[error("it is not valid before {0}; correct the clock of this machine")]
     NotYetValid(Timestamp),
@@ -91,7 +94,7 @@ impl Authority {
         Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// Reads an authority that can sign now, Portico's or another: ECDSA, RSA or Ed25519.
+    /// Reads an authority that can sign now, Portico's or another: ECDSA on P-256 or P-384, RSA or Ed25519.
     pub fn read(pair: &Pair, now: Timestamp) -> Result<Self, Unusable> {
         let (der, several) = certificate::first(&pair.certificate).map_err(Unusable::Unreadable)?;
         if several {
@@ -108,6 +111,9 @@ impl Authority {
         }
         if !certificate::fits(&parsed, &key) {
             return Err(Unusable::KeyMismatch);
+        }
+        if key.algorithm() == &PKCS_ECDSA_P521_SHA512 {
+            return Err(Unusable::UnsupportedKey);
         }
         let (from, end) = certificate::validity(&parsed);
         if now < from {

@@ -1,13 +1,13 @@
-//! The certificates and keys of one cluster, all together: what its Secrets should hold, which of them are
-//! due, and when the next will be.
+//! The certificates and keys of one cluster, all together. A review says what its Secrets should hold, which
+//! of them are due, and when the next will be.
 //!
-//! What can be replaced is issued again when it is due. What cannot be is never made anew: an authority or
-//! the keys of service accounts, once the cluster has used them. It is reported as [`Lost`], and everything
-//! that depends on it stays as it is.
+//! A certificate or key that can be replaced is issued again when it is due. Others are never made anew: an
+//! authority or the keys of service accounts, once the cluster has used them. A missing one is reported as
+//! [`Lost`], and everything that depends on it stays as it is.
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use thiserror::Error;
 
 use crate::authority::{Authority, IssueError, Unusable};
@@ -17,10 +17,13 @@ use crate::inventory::{
 };
 use crate::kubeconfig::{Credential, Kubeconfig};
 use crate::pair::{KeyKind, Pair};
-use crate::profile::Names;
+use crate::profile::{LIFETIME, Names};
 use crate::renewal::{Reason, renewed_at, wants_renewal};
 use crate::service_account::{BadKeys, ServiceAccountKeys};
 use crate::succession::ends;
+
+/// An authority is told of when less than this is left, as early as those of the seed announce a successor.
+const TOLD: SignedDuration = LIFETIME;
 
 /// What Secrets hold, by name and key.
 pub type Secrets = BTreeMap<String, BTreeMap<String, String>>;
@@ -38,7 +41,7 @@ pub struct ClusterPki {
     pub api_server: Names,
     /// Names of the Konnectivity server.
     pub konnectivity: Names,
-    /// Where users find the API server; `None` while that is not known, and they have no kubeconfig.
+    /// The URL of the API server for users. `None` while that is not known; then they have no kubeconfig.
     pub external_url: Option<String>,
     /// Where the seed finds it.
     pub internal_url: String,
@@ -48,15 +51,17 @@ pub struct ClusterPki {
     pub keys: KeyKind,
 }
 
-/// What is to be done about the Secrets of a cluster.
+/// The actions on the Secrets of a cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Review {
     /// Secrets to write.
     pub due: Vec<Due>,
-    /// What must not be made anew, and is missing or cannot be used.
+    /// Secrets that must not be made anew, and are missing or cannot be used.
     pub lost: Vec<Lost>,
     /// When the next certificate is due, if nothing else changes before.
     pub next: Option<Timestamp>,
+    /// When each authority ends, by its Secret.
+    pub authorities: BTreeMap<&'static str, Timestamp>,
 }
 
 /// A Secret to write.
@@ -97,12 +102,12 @@ pub enum Why {
     /// Some of its keys are not there: somebody removed them, or an earlier version had none.
     #[error("it lacks {}", .0.join(", "))]
     Incomplete(Vec<&'static str>),
-    /// What stands beside the certificate differs: the address in a kubeconfig, or an authority.
+    /// The field beside the certificate differs: the address in a kubeconfig, or an authority.
     #[error("address or authority have changed")]
     Beside,
 }
 
-/// What must not be made anew.
+/// A Secret that must not be made anew.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "Secret {secret}: {why}. {depends}. Portico does not make it anew, and leaves what it signed as it is"
@@ -112,11 +117,11 @@ pub struct Lost {
     pub secret: &'static str,
     /// What is wrong with it.
     pub why: LostWhy,
-    /// What depends on it, as a sentence without its full stop.
+    /// The parts that depend on it, as a sentence without its full stop.
     pub depends: &'static str,
 }
 
-/// What is wrong with a Secret that must not be made anew.
+/// The problem of a Secret that must not be made anew.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LostWhy {
     /// It is gone, or a part of it is.
@@ -143,8 +148,8 @@ struct Signing {
 }
 
 impl ClusterPki {
-    /// What follows from Secrets alone, for a cluster of which nothing else is certain: names and addresses
-    /// are those that it has. Only [`Review::endings`] of it are to be written.
+    /// The PKI that follows from Secrets alone, for a cluster of which nothing else is certain. Its names and
+    /// addresses are those that it has. Only [`Review::endings`] of it are to be written.
     pub fn as_found(cluster: &str, namespace: &str, found: &Secrets, keys: KeyKind) -> Self {
         let names = |of: NamesOf| {
             let leaf = LEAVES.iter().find(|leaf| leaf.names == of);
@@ -217,9 +222,11 @@ impl ClusterPki {
                 return Ok(None);
             }
         };
+        let end = ends(&pair.certificate);
+        review.authorities.extend(end.map(|end| (secret, end)));
         match Authority::read(&pair, now) {
             Ok(authority) => {
-                review.look_at(ends(&pair.certificate));
+                review.look_at(end);
                 Ok(Some(Signing { authority, certificate: pair.certificate }))
             }
             Err(why) => {
@@ -354,6 +361,20 @@ impl Review {
         self.due.retain(|due| matches!(due.why, Why::Renewal(Reason::Expiring(_))));
         self.lost.clear();
         self
+    }
+
+    /// The authorities that end within a year, as a sentence without its full stop. `None` if all last
+    /// longer.
+    pub fn ending_authorities(&self, now: Timestamp) -> Option<String> {
+        let soon = self.authorities.iter().filter(|(_, end)| end.duration_since(now) < TOLD);
+        let ends: Vec<String> = soon.map(|(secret, end)| format!("Secret {secret} on {end}")).collect();
+        (!ends.is_empty()).then(|| {
+            format!(
+                "authorities end, and with each all that it signed: {}. Portico does not replace them: \
+                 docs/pki.md says what to do before",
+                ends.join(", ")
+            )
+        })
     }
 
     fn make<const N: usize>(&mut self, secret: &'static str, data: [(&'static str, &String); N]) {

@@ -1,4 +1,4 @@
-//! An authority and the one that follows it, so that what trusts it never has to be changed in a hurry.
+//! An authority and its successor, so that its trust bundle never has to be changed in a hurry.
 //!
 //! A year before an authority ends, its successor is made. It signs nothing yet, but whatever trusts the
 //! bundle ([`Succession::trusted`]) trusts it from then on. Half a year before the end it takes over. The
@@ -81,10 +81,13 @@ impl Succession {
         Ok(None)
     }
 
-    /// What is to be trusted: all of their certificates.
+    /// The trust bundle: all of their certificates.
     pub fn trusted(&self) -> String {
         let others = self.next.iter().map(|next| &next.certificate).chain(&self.former);
-        others.fold(self.current.certificate.clone(), |bundle, certificate| bundle + certificate)
+        // One that somebody restored may have no last line break, and two on one line cannot be read.
+        others.fold(self.current.certificate.clone(), |bundle, certificate| {
+            format!("{}\n{certificate}", bundle.trim_end())
+        })
     }
 }
 

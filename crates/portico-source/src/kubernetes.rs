@@ -187,7 +187,7 @@ struct Worker {
     client: Client,
     settings: KubernetesSettings,
     reflector: Reflector,
-    /// Where it comes from what a cluster allows; `Auto` until that is known. It never changes back: a
+    /// Where the policies of clusters come from; `Auto` until that is known. It never changes back: a
     /// restricted cluster is not opened because a kind seems to be gone.
     clusters: ClustersFrom,
     /// Discoveries in a row that found no ExposedClusters, and agree on whether there are Clusters.
@@ -438,8 +438,8 @@ impl Worker {
         Some(Step { changes, complete, policies_required, problems: self.problems.clone(), cluster_ips })
     }
 
-    /// The missing kind or objects though there are Services of clusters. A gateway that has just started
-    /// must not replace one that serves them.
+    /// The kind or the objects that are missing although there are Services of clusters. A gateway that has
+    /// just started must not replace one that serves them.
     fn lacking(&mut self) -> Option<Lacking> {
         let lacks_objects = || {
             self.reflector.has_listed(Kind::ExposedCluster) && !self.reflector.has_any(Kind::ExposedCluster)

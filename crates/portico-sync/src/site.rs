@@ -1,8 +1,8 @@
 //! Objects read once, as a gateway would read them: for verbs that only report. Nothing is written.
 //!
-//! A directory is one of two. A gateway on a directory may serve it: then Portico plans Services and
-//! NodePorts for it. Or it is a copy of a seed (`kubectl get -o yaml`), where KKP's controllers have done so.
-//! The second is read as a gateway in that seed reads it, and compared with what KKP serves
+//! A directory is one of two things. Either a gateway on a directory serves it: then Portico plans Services
+//! and NodePorts for it. Or it is a copy of a seed (`kubectl get -o yaml`), where KKP's controllers have done
+//! so. The second is read as a gateway in that seed reads it, and compared with what KKP serves
 //! ([`crate::kkp_proxy`]).
 
 use std::collections::BTreeSet;
@@ -160,7 +160,7 @@ impl Site {
             if objects.iter().any(|object| matches!(object, Object::Seed(_) | Object::Cluster(_))) {
                 pipeline.require_policies();
             }
-            // `portico front` writes only facts into these that follow from the Clusters.
+            // `portico front` writes nothing into these but facts that follow from the Clusters.
             objects.retain(|object| !matches!(object, Object::ExposedCluster(_)));
         }
         let services = objects.iter().filter_map(|object| match object {

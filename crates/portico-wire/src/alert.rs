@@ -24,9 +24,9 @@ const LEVEL_FATAL: u8 = 2;
 /// The record that ends a handshake which has not begun: seven bytes, to be sent before closing.
 ///
 /// `legacy_version` is [`ClientHello::legacy_version`](crate::hello::ClientHello::legacy_version). The record
-/// carries it, bounded to TLS 1.2. A client pinned to one version up to TLS 1.2 drops records of another. TLS
-/// 1.3 freezes the field at TLS 1.2. The version of the hello's own record would be wrong: most clients put
-/// TLS 1.0 there whatever they speak.
+/// carries it, because a client pinned to one version up to TLS 1.2 drops records of another. It is bounded
+/// to TLS 1.2, because TLS 1.3 freezes the field there. The version of the hello's own record would be wrong:
+/// most clients put TLS 1.0 there whatever they speak.
 pub fn fatal(description: Description, legacy_version: u16) -> [u8; 7] {
     const SSL_3_0: u16 = 0x0300;
     const TLS_1_2: u16 = 0x0303;

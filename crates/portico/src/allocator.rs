@@ -4,7 +4,7 @@
 //! the heap returns the pages to the system. The next allocation takes a page fault for each page. That is a
 //! quarter of the cost of a gigabyte through a tunnel. So some are kept. When the start is done, all are
 //! returned: the start needs more than what follows. The memory that a burst leaves is returned some seconds
-//! after it. A burst is a thousand connections, or a hundred receivers that did not read.
+//! after it. Such a burst is a thousand connections, say, or a hundred receivers that did not read.
 #![allow(unsafe_code)]
 
 use std::convert::Infallible;

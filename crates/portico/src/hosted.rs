@@ -45,10 +45,10 @@ impl<'a> Hosted<'a> {
         usable(cluster, &self.seeds, self.configuration)
     }
 
-    /// What keeps Clusters that ask for it from being hosted. What keeps them from being exposed is found by
-    /// others.
+    /// The problems that keep Clusters from being hosted, if they ask for it. Problems that keep them from
+    /// being exposed are found by others.
     pub(crate) fn problems(&self) -> Vec<Problem> {
-        let asking = self.clusters.iter().filter(|cluster| cluster.is_hosted());
+        let asking = self.clusters.iter().filter(|cluster| cluster.has_layout());
         let found =
             asking.filter_map(|cluster| Some(validate(&self.scope(cluster).ok()?, &Settings::default())));
         found.flat_map(|verdict| verdict.problems).collect()

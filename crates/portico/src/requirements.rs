@@ -1,4 +1,4 @@
-//! What the verbs that ask the port model have in common: which product, which facts, which installation.
+//! The common parts of verbs that ask the port model: their product, facts and installation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,8 +27,8 @@ use portico_yaml::{Content, Documents, Node};
 // What is known of an installation.
 #[derive(Debug, Args)]
 pub(crate) struct Known {
-    /// The expose strategy: NodePort, LoadBalancer or Tunneling
     #[arg(long, value_name = "STRATEGY")]
+    #[arg(help = format!("The expose strategy: {}", ExposeStrategy::one_of(ExposeStrategy::ALL)))]
     strategy: Option<String>,
     /// The network plugin: Canal, Calico, Cilium, Flannel or Weave
     #[arg(long, value_name = "CNI")]
@@ -75,7 +75,7 @@ impl Asked {
     }
 }
 
-/// What the objects of an installation tell the port model.
+/// The facts for the port model from the objects of an installation.
 pub(crate) fn needs(site: &Site, kubeconfig: Option<&Path>) -> anyhow::Result<Needs> {
     let mut needs = Needs { seed_api: kubeconfig.map(server).transpose()?, ..Needs::default() };
     let mut clusters: BTreeMap<ClusterName, &Cluster> = BTreeMap::new();

@@ -144,8 +144,8 @@ impl AssignedAddress {
         self.end(async |host, settings| interface::remove(host, settings).await).await;
     }
 
-    /// Undoes what [`take`](Self::take) has done. An address that another agent has made, and may still use,
-    /// stays.
+    /// Undoes what [`take`](Self::take) has done. An interface or address that another agent has made, and
+    /// may still use, stays.
     pub async fn give_up(self) {
         let Placement { adopted, added, index, .. } = *self.status.placement();
         match (adopted, added) {

@@ -3,6 +3,7 @@ use portico_api::exposed_cluster::MigrationState;
 use serde_json::json;
 
 use super::*;
+use crate::migration::plan::{has_two_doors, managed_by};
 use crate::migration::{Now, Second};
 use crate::testing::{configuration, read, seed};
 use crate::validate::usable;
@@ -84,6 +85,24 @@ fn a_load_balancer_waits_for_node_ports_and_leads_to_the_gateway_with_the_ports_
     let annotations = &api.fields["metadata"]["annotations"];
     assert_eq!(annotations["nodeport-proxy.k8s.io/expose-namespaced"], "true");
     assert_eq!(api.fields["spec"]["ports"][0]["targetPort"], 31_001);
+}
+
+#[test]
+fn a_control_plane_that_was_begun_here_is_exposed_as_before_without_its_annotation() {
+    let asks = r#""annotations": {"portico.k8c.io/layout": "compact"}"#;
+    let begun = r#""finalizers": ["somebody/else", "portico.k8c.io/control-plane"]"#;
+    for marks in [asks, begun] {
+        let text =
+            format!(r#"{{"metadata": {{"name": "a", {marks}}}, "spec": {{"exposeStrategy": "NodePort"}}}}"#);
+        let cluster: Cluster = read(&text);
+        for cluster in [cluster.clone(), cluster.trimmed()] {
+            let api = &exposed(&cluster, &allocated()).services[0];
+            assert_eq!(api.fields["spec"]["ports"][0]["targetPort"], 6_443, "{marks}");
+            let label = "pod-security.kubernetes.io/enforce";
+            assert_eq!(namespace(&cluster).fields["metadata"]["labels"][label], "restricted", "{marks}");
+            assert!(has_two_doors(managed_by(&cluster, false)), "{marks}");
+        }
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! What is to be written to a Cluster for an order, and when that is done: pure.
+//! The change of a Cluster that carries out an order, and when the order is done: pure.
 
 use portico_api::annotations::{MIGRATION_LABEL, MIGRATION_LABEL_OURS};
 use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::{ExposedClusterSpec, MigrationState};
-use portico_api::migration::{MIGRATION, MigrationSettings};
+use portico_api::migration::{MIGRATION, MigrationSettings, ROLLBACK};
 use portico_api::strategy::ExposeStrategy;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ pub enum Order {
         /// Each `KEY=VALUE`.
         settings: Vec<String>,
     },
-    /// The way in that is not wanted now.
+    /// The way in that is not wanted now; of a cluster that goes back already, the one that is wanted.
     Rollback,
     /// The end of the old way in.
     Finish,
@@ -60,7 +60,7 @@ impl Until {
     }
 }
 
-/// What `order` changes of `cluster`, of which `record` is recorded.
+/// The change of `cluster` by `order`. `record` is its record.
 ///
 /// # Errors
 /// Why it cannot be carried out.
@@ -74,8 +74,14 @@ pub fn change(order: &Order, cluster: &Cluster, record: &ExposedClusterSpec) -> 
     let now = Now::of(record);
     let wanted = cluster.spec.expose_strategy.get().copied().unwrap_or(now.first);
     match order {
-        Order::To { strategy, settings } => to(*strategy, settings, wanted, cluster, record),
+        Order::To { strategy, .. } => to(*strategy, order, wanted, cluster, record),
         Order::Rollback => {
+            let goes_back = cluster.metadata.annotation(ROLLBACK) == Some(wanted.name());
+            if goes_back && now != Now::settled(wanted) {
+                let said =
+                    format!("goes back to {wanted} already; --to with another strategy turns it round");
+                return Ok(Change { said, ..to(wanted, order, wanted, cluster, record)? });
+            }
             let target = match now.second {
                 // What waits is given up, and then what is under way.
                 None if wanted != now.first => now.first,
@@ -89,16 +95,16 @@ pub fn change(order: &Order, cluster: &Cluster, record: &ExposedClusterSpec) -> 
                     ));
                 }
             };
-            to(target, &[], wanted, cluster, record)
+            to(target, order, wanted, cluster, record)
         }
         Order::Finish => finish(now, wanted, cluster),
     }
 }
 
-/// Makes `target` the wanted strategy.
+/// Makes `target`, to which `order` leads, the wanted strategy.
 fn to(
     target: ExposeStrategy,
-    given: &[String],
+    order: &Order,
     wanted: ExposeStrategy,
     cluster: &Cluster,
     record: &ExposedClusterSpec,
@@ -113,9 +119,18 @@ fn to(
     }
     // An order of an earlier day to close this or the other door would come too early.
     let keeps_order = target == wanted;
+    let given: &[String] = if let Order::To { settings, .. } = order { settings } else { &[] };
     let settings = edited(cluster, keeps_order, given)?;
     if let Some(settings) = settings {
-        patch["metadata"]["annotations"] = json!({MIGRATION: settings});
+        patch["metadata"]["annotations"][MIGRATION] = settings;
+    }
+    let mark = cluster.metadata.annotation(ROLLBACK);
+    let new_mark = match order {
+        Order::Rollback => Some(target.name()),
+        _ => mark.filter(|_| target == wanted),
+    };
+    if new_mark != mark {
+        patch["metadata"]["annotations"][ROLLBACK] = json!(new_mark);
     }
     if cluster.spec.expose_strategy.get() != Some(&target) {
         patch["spec"]["exposeStrategy"] = json!(target);
@@ -205,11 +220,11 @@ fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<Change,
     })
 }
 
-/// The annotation with the settings that are `given` in place of those that are there, or `null` if none is
-/// left; `None` if it is so already. An order to close is kept if `keeps_order`.
+/// The annotation with the `given` settings in place of the present ones, or `null` if none is left. `None`
+/// if nothing changes. An order to close is kept if `keeps_order`.
 ///
 /// # Errors
-/// What is wrong with the annotation as it is: what it asks for must not be lost unseen.
+/// The annotation cannot be read. Its settings must not be lost unseen.
 fn edited(cluster: &Cluster, keeps_order: bool, given: &[String]) -> Result<Option<Value>, String> {
     let written = cluster.metadata.annotation(MIGRATION);
     MigrationSettings::of(written).map_err(|error| {

@@ -1,9 +1,10 @@
-//! What a migration of a cluster would do, before anybody begins it: both doors, what stands in the way,
-//! and each step with the party that acts, its proof, what users notice, and the way back.
+//! The course of a migration of a cluster, shown before it begins. It lists both doors, what stands in the
+//! way, and the steps. Each step has the party that acts, its proof, what users notice, and the way back.
 //!
-//! A [`MigrationPlan`] follows from plain values, and nothing is decided here: what happens is what
-//! [`step`](super::step) says. The steps are per [`Keeper`], because not every cluster can have two
-//! doors: beside KKP, and with pods that somebody else keeps, the page says what a change costs there.
+//! A [`MigrationPlan`] follows from plain values. Nothing is decided here: [`step`](super::step) decides. The
+//! steps are per [`ManagedBy`], because not every cluster can have two doors. Two kinds of cluster cannot:
+//! those beside KKP, and those whose pods another program manages. For them the page says what a change
+//! costs.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -27,10 +28,10 @@ use crate::user_cluster::{BAD_KUBECONFIG, NO_KUBECONFIG};
 mod steps;
 mod text;
 
-/// What keeps the control plane of a cluster, and so what becomes of it under another strategy.
+/// The manager of a cluster's control plane. It decides the effect of another strategy on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Keeper {
+pub enum ManagedBy {
     /// Portico hosts it.
     Hosted,
     /// It runs elsewhere, at addresses that the Cluster names.
@@ -58,15 +59,15 @@ pub enum Party {
 pub struct Facts<'a> {
     /// The Cluster as it is.
     pub cluster: &'a Cluster,
-    /// What keeps its control plane.
-    pub keeper: Keeper,
+    /// What manages its control plane.
+    pub managed_by: ManagedBy,
     /// The old door alone; its address is the one that users know.
     pub from: &'a Plan,
     /// The new door alone.
     pub to: &'a Plan,
     /// Both together.
     pub both: &'a BothDoors,
-    /// What is recorded of its doors, if that is known.
+    /// The record of its doors, if that is known.
     pub now: Option<Now>,
     /// What keeps the Cluster from the new strategy.
     pub problems: &'a [Problem],
@@ -82,8 +83,9 @@ pub struct Facts<'a> {
 pub struct MigrationPlan {
     /// The cluster.
     pub cluster: ClusterName,
-    /// What keeps its control plane.
-    pub keeper: Keeper,
+    /// What manages its control plane.
+    #[serde(rename = "keeper")]
+    pub managed_by: ManagedBy,
     /// The door that closes.
     pub from: DoorPlan,
     /// The door that takes its place.
@@ -94,7 +96,7 @@ pub struct MigrationPlan {
     pub blockers: Vec<Blocker>,
     /// Names that the certificate at the address of now lacks for the new door.
     pub missing_names: Vec<String>,
-    /// What exists while both doors are open; `None` where they never are.
+    /// The objects while both doors are open; `None` where they never are.
     pub both: Option<BothDoors>,
     /// What happens, in order.
     pub steps: Vec<Step>,
@@ -149,44 +151,44 @@ pub struct Step {
 
 /// What a migration of a cluster would do.
 pub fn plan(facts: &Facts<'_>) -> MigrationPlan {
-    let Facts { cluster, keeper, from, to, both, .. } = *facts;
+    let Facts { cluster, managed_by, from, to, both, .. } = *facts;
     let conflicts = !both.conflicts.is_empty();
     MigrationPlan {
         cluster: cluster.name(),
-        keeper,
+        managed_by,
         from: DoorPlan::of(from),
         to: DoorPlan::of(to),
-        restarts_api_server: match keeper {
-            Keeper::Hosted | Keeper::Elsewhere => false,
-            Keeper::Pods => conflicts,
-            Keeper::Kkp => true,
+        restarts_api_server: match managed_by {
+            ManagedBy::Hosted | ManagedBy::Elsewhere => false,
+            ManagedBy::Pods => conflicts,
+            ManagedBy::Kkp => true,
         },
         blockers: blockers(facts),
         missing_names: missing_names(facts),
-        both: has_two_doors(keeper).then(|| both.clone()),
+        both: has_two_doors(managed_by).then(|| both.clone()),
         steps: steps::steps(facts),
         notes: notes(facts),
     }
 }
 
-/// Whether a cluster that is kept like this can have two doors at once: the ports of its API server are its
-/// own under every strategy. Somebody's pods behind the Services listen on the NodePort, as in KKP, and on
-/// one port alone.
-pub fn has_two_doors(keeper: Keeper) -> bool {
-    matches!(keeper, Keeper::Hosted | Keeper::Elsewhere)
+/// Whether a cluster that is managed like this can have two doors at once. Then the ports of its API server
+/// are its own under every strategy. Somebody's pods behind the Services listen on the NodePort, as in KKP,
+/// and on one port alone.
+pub fn has_two_doors(managed_by: ManagedBy) -> bool {
+    matches!(managed_by, ManagedBy::Hosted | ManagedBy::Elsewhere)
 }
 
-/// What keeps the control plane of `cluster`, as far as the Cluster says; `kkp` is whether KKP's controllers
+/// The manager of `cluster`'s control plane, as far as the Cluster says. `kkp` says whether KKP's controllers
 /// are at work.
-pub fn keeper(cluster: &Cluster, kkp: bool) -> Keeper {
+pub fn managed_by(cluster: &Cluster, kkp: bool) -> ManagedBy {
     if kkp {
-        Keeper::Kkp
+        ManagedBy::Kkp
     } else if cluster.is_hosted() {
-        Keeper::Hosted
+        ManagedBy::Hosted
     } else if runs_elsewhere(cluster) {
-        Keeper::Elsewhere
+        ManagedBy::Elsewhere
     } else {
-        Keeper::Pods
+        ManagedBy::Pods
     }
 }
 
@@ -232,7 +234,7 @@ fn takes_back(facts: &Facts<'_>) -> bool {
 }
 
 fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
-    let Facts { cluster, keeper, from, to, both, .. } = *facts;
+    let Facts { cluster, managed_by, from, to, both, .. } = *facts;
     let (old, new) = (from.decision.strategy, to.decision.strategy);
     let mut found = Vec::new();
     let mut block = |what: String, remedy: &str| found.push(Blocker { what, remedy: remedy.to_owned() });
@@ -268,7 +270,7 @@ fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
     }
     if let (Some(before), Some(after)) = (pods_reach(from), pods_reach(to))
         && before.is_ipv4() != after.is_ipv4()
-        && has_two_doors(keeper)
+        && has_two_doors(managed_by)
     {
         block(
             format!(
@@ -278,7 +280,7 @@ fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
             "give the new door an address of the same family",
         );
     }
-    if has_two_doors(keeper) && !takes_back(facts) {
+    if has_two_doors(managed_by) && !takes_back(facts) {
         let inside = cluster.status.conditions.get(USER_CLUSTER_READY);
         if let Some(found) = inside.filter(|it| [NO_KUBECONFIG, BAD_KUBECONFIG].contains(&&*it.reason)) {
             block(
@@ -294,7 +296,7 @@ fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
             );
         }
     }
-    if keeper == Keeper::Pods {
+    if managed_by == ManagedBy::Pods {
         for conflict in &both.conflicts {
             let port = |port: &Option<_>| serde_json::to_string(port).unwrap_or_default();
             let what = format!(
@@ -322,7 +324,8 @@ fn pods_reach(plan: &Plan) -> Option<IpAddr> {
 /// Names that the certificate needs for the new door and that are not there. Portico and KKP issue those of
 /// their own clusters anew.
 fn missing_names(facts: &Facts<'_>) -> Vec<String> {
-    let (Some(presented), Keeper::Elsewhere | Keeper::Pods) = (facts.presented, facts.keeper) else {
+    let (Some(presented), ManagedBy::Elsewhere | ManagedBy::Pods) = (facts.presented, facts.managed_by)
+    else {
         return Vec::new();
     };
     let has = |name: &String| presented.iter().any(|pattern| covers(pattern, name));
@@ -353,7 +356,7 @@ fn covers(pattern: &str, name: &str) -> bool {
 // === What else is worth to know ===
 
 fn notes(facts: &Facts<'_>) -> Vec<String> {
-    let Facts { cluster, keeper, from, to, now, .. } = *facts;
+    let Facts { cluster, managed_by, from, to, now, .. } = *facts;
     let (old, new) = (from.decision.strategy, to.decision.strategy);
     let name = &cluster.metadata.name;
     let mut notes = Vec::new();
@@ -375,7 +378,7 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
          portico ports diff {old} {new}.",
         DoorPlan::of(from).url()
     ));
-    if has_two_doors(keeper) {
+    if has_two_doors(managed_by) {
         notes.push(format!(
             "With nodes step 4 ends once you say so, and that closes {old} too (portico migrate {name} \
              --finish)."
@@ -400,7 +403,7 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
         ));
     }
     agents(facts, &mut notes);
-    if keeper == Keeper::Elsewhere {
+    if managed_by == ManagedBy::Elsewhere {
         elsewhere(facts, &mut notes);
     }
     if cluster.spec.components_override.apiserver.endpoint_reconciling_disabled {
@@ -417,7 +420,7 @@ fn notes(facts: &Facts<'_>) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if keeper == Keeper::Kkp {
+    if managed_by == ManagedBy::Kkp {
         notes.push(
             "KKP's vendor does not support this: plan an outage, and rehearse it on a cluster with the same \
              provider and images."

@@ -14,7 +14,7 @@ use crate::testing::read;
 
 type Settings = Result<MigrationSettings, BadMigrationSettings>;
 
-/// The ways out of each state, beside the second door's quiet.
+/// The proofs that each state waits for, beside the second door's quiet.
 const NEEDED: [(Option<MigrationState>, &[Proof]); 6] = [
     (None, &[Proof::Permission]),
     (Some(Opening), &[Proof::Address, Proof::Routes, Proof::Certificate]),

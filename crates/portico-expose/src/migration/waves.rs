@@ -90,7 +90,8 @@ impl Waves {
         self.is_stopped
     }
 
-    /// The next cluster: the first by name that has had no turn. `None` while no slot is free.
+    /// The next cluster: the first by name that has had no turn. `None` while no slot is free, or once no
+    /// other may begin.
     pub fn next<'a>(&self, seen: &'a AllProgress) -> Option<&'a str> {
         if self.is_stopped || self.slots_taken(seen) >= self.most {
             return None;

@@ -8,8 +8,8 @@
 //! A new strategy is a variant of [`ExposeStrategy`], a file here, and its line in [`of`]. Code that depends
 //! on a strategy asks [`Strategy`] for a property. It neither matches on a variant nor compares with one. A
 //! migration is a pair of strategies over the same [`Inputs`](crate::inputs::Inputs).
-//! [`both`](crate::doors::both) merges their plans. Its steps are the opening of one and the closing of the
-//! other.
+//! [`both`](crate::doors::both) merges their plans. The steps of a migration are the opening of one and the
+//! closing of the other.
 
 mod by_port;
 mod load_balancer;

@@ -20,7 +20,7 @@ static AGENT: LazyLock<Vec<Object>> =
 static KONNECTIVITY: LazyLock<Vec<Object>> =
     LazyLock::new(|| manifest(include_str!("../../../../deploy/konnectivity/agent.yaml")));
 
-/// The probe on each node that proves that it reaches a door.
+/// The probe by which each node proves that it reaches a door.
 static PROBE: LazyLock<Vec<Object>> =
     LazyLock::new(|| manifest(include_str!("../../../../deploy/migration.yaml")));
 
@@ -122,7 +122,7 @@ fn relabel(value: &mut Value, name: &str) {
     }
 }
 
-/// The probe on each node that proves that it reaches all of these URLs, in an attempt by this name.
+/// The probe by which each node proves that it reaches all of these URLs, in an attempt by this name.
 pub(super) fn probe(image: &str, urls: &[String], attempt: &str) -> Vec<Object> {
     on_each_node(&PROBE, image, attempt, |arg| match arg.starts_with("https://") {
         true => urls.to_vec(),

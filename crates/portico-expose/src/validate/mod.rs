@@ -1,6 +1,6 @@
 //! The problems of the objects that decide exposure, each with object, field, value and remedy.
 //!
-//! There are three degrees. *Refused*: the object would expose something as it was not meant. The version
+//! There are three degrees. *Refused*: the object would expose something as it was not meant, so the version
 //! before stays in force. *Void*: one field does not count, the rest of the object does. *Warning*: it works,
 //! probably not as meant.
 

@@ -1,4 +1,4 @@
-//! The files of a machine when its kubelet is to reach the API server by another address.
+//! Changes a machine's files when its kubelet is to reach the API server by another address.
 //!
 //! A kubelet reads `kubelet.conf` when it starts, and never again. A [`Move`] is in two halves with the proof
 //! between them: before it `kubelet.conf` changes, after it all else that names the address. So there is one

@@ -88,7 +88,7 @@ const fn own(source: Source) -> &'static [&'static str] {
     }
 }
 
-/// Whether a line of an answer is kept. It is a sample, or the type of a metric.
+/// Whether a line of an answer is kept. A line is a sample, or says the type of a metric.
 pub(super) fn is_kept(source: Source, line: &[u8]) -> bool {
     if let Some(line) = line.strip_prefix(b"# TYPE ") {
         return is_known(source, name(line));

@@ -28,7 +28,7 @@ const RULES_KEY: &str = "rules.yaml";
 /// Most samples of one answer. A program at rest has two hundred.
 const SAMPLES: u32 = 5_000;
 
-/// The label [`CLUSTER`] of the Service: by it KKP's seed Prometheus finds those of clusters.
+/// The value of the Service's label [`CLUSTER`]: by it KKP's seed Prometheus finds those of clusters.
 pub(crate) const FEDERATED: &str = "user";
 
 /// Whether the cluster asks for one.

@@ -11,8 +11,8 @@
 //!
 //! The protocol has no window for a connection and no half-close. Bytes that the endpoint does not take wait
 //! in an [`Inbox`] up to a bound. Beyond it, [`Blocked`] holds the Connect stream until the endpoint has
-//! taken as much as the next message has. So an upload goes as fast as the endpoint reads. One that takes too
-//! little within [`HELD`] is closed with the reason.
+//! taken as much as the next message has. So an upload goes as fast as the endpoint reads. An endpoint that
+//! takes too little within [`HELD`] is closed with the reason.
 
 use std::future::poll_fn;
 use std::io;

@@ -14,8 +14,8 @@ const GROWTH: f64 = 1.5;
 /// The most that is added to a wait at random: agents that fail together must not return together.
 const JITTER: f64 = 0.1;
 
-/// Attempts in a row, for each wanted server, that may lead to one that is connected already. A load balancer
-/// draws at random. After that the servers that lack are out of reach, and waits grow.
+/// Attempts in a row, for each wanted server, that may lead to one that is connected already, because a load
+/// balancer draws at random. After that the servers that lack are out of reach, and waits grow.
 const DRAWS: u32 = 10;
 
 /// While a server is not there, the first wait is this part of the interval, and none is longer than the
@@ -27,8 +27,8 @@ const ABSENT: u32 = 4;
 pub(super) enum Attempt {
     /// A new server.
     Joined,
-    /// A new server, although one has ended soon after it was connected. Servers that answer may do so each
-    /// time.
+    /// A new server, while another one has ended soon after it was connected. Servers that answer may do so
+    /// each time.
     Unsteady,
     /// One that is connected.
     Duplicate,

@@ -1,5 +1,5 @@
 //! Carries the bytes of one connection between a frontend and an agent, where `portico-tunnel`'s bridge
-//! cannot. The frontend then speaks gRPC or TLS, or the agent sends packets.
+//! cannot: where the frontend speaks gRPC or TLS, or the agent sends packets.
 //!
 //! | The frontend | towards an endpoint with a stream of its own | towards one by packets |
 //! |---|---|---|

@@ -191,6 +191,7 @@ impl Context {
         let before = self.status.seeds(|seeds| {
             if text.is_some() {
                 seeds.reports.clear();
+                seeds.certificate_ends = None;
             }
             std::mem::replace(&mut seeds.observing, text.clone())
         });

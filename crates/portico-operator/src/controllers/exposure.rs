@@ -1,9 +1,10 @@
 //! The exposure controller: what makes each Cluster reachable, where no other controller does that.
 //!
-//! For each Cluster: its strategy, if it names none; namespace, Services and EndpointSlices; its
-//! ExposedCluster, from which gateways work; `status.address`, and the condition `PorticoExposed`. What
-//! these are is decided by [`portico_expose::exposure`]. One pass is enough: what depends on NodePorts is
-//! planned again with those that the API server allocated. Nothing is written that is as it should be.
+//! For each Cluster it writes the strategy, if the Cluster names none, then namespace, Services and
+//! EndpointSlices. It also writes the ExposedCluster, from which gateways work, `status.address`, and the
+//! condition `PorticoExposed`. [`portico_expose::exposure`] decides on their content. One pass is enough:
+//! objects that depend on NodePorts are planned again with those that the API server allocated. Nothing is
+//! written that is as it should be.
 //!
 //! A Cluster that must not be used as written keeps what it has. Each write stands for itself: a process that
 //! is killed between two of them leaves the rest to the next one. Where KKP's controllers run, nothing is
@@ -231,7 +232,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             match context.migrate(cluster, version.as_deref(), &done).await {
                 Ok(Some(soon)) => Ok(Action::requeue(soon)),
                 Ok(None) => Ok(context.next(cluster)),
-                // What another has written in between is looked at anew.
+                // A change by another client in between is looked at anew.
                 Err(error) if error.is_conflict() => Ok(Action::requeue(FIRST_RETRY)),
                 Err(WriteError::NotLeading) => Ok(Action::await_change()),
                 Err(error) => context.failed(cluster, error).await,
@@ -296,13 +297,13 @@ impl Context {
     async fn failed(&self, cluster: &Cluster, error: WriteError) -> Result<Action, WriteError> {
         let reachability = reachability_after(&error);
         self.counters.failed(reachability.reason);
-        // What failed first is what counts.
+        // The first failure is the one that counts.
         drop(self.mark(cluster, &reachability, None, true).await);
         Err(error)
     }
 
-    /// When to look again without any change: once the name is to be looked up again, another writer may be
-    /// gone, or the definitions may be newer.
+    /// When to look again without any change. By then the name is to be looked up again, another writer may
+    /// be gone, or the definitions may be newer.
     fn next(&self, cluster: &Cluster) -> Action {
         let (name, now) = (&*cluster.metadata.name, Instant::now());
         let dns = self.resolver.fresh_for(name, now);
@@ -382,6 +383,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
+    use crate::status::StatusHandle;
     use crate::testing::{FakeApi, plan};
     use crate::{Operator, Settings};
 
@@ -391,27 +393,27 @@ mod tests {
                 "apiServerAllowedIPRanges": {"cidrBlocks": [range]}}})
     }
 
-    /// A seed with KKP's controllers and one Cluster.
-    fn beside_kkp() -> FakeApi {
-        let (api, kkp) = (FakeApi::default(), portico_api::kkp::DEPLOYMENT);
-        for plural in ["namespaces", "endpointslices", "exposedclusters"] {
+    fn named(name: &str) -> Value {
+        json!({"namespace": "kubermatic", "name": name})
+    }
+
+    /// A seed with one Cluster.
+    fn seed() -> FakeApi {
+        let api = FakeApi::default();
+        for plural in ["namespaces", "endpointslices", "exposedclusters", "deployments"] {
             api.install(plural);
         }
-        let named = |name: &str| json!({"namespace": "kubermatic", "name": name});
         let datacenters = json!({"lab-1": {}});
         api.put_seed(json!({"metadata": named("north"), "spec": {"datacenters": datacenters}}));
-        let ingress = json!({"domain": "example.com"});
+        // No name server is asked for names under `invalid`: RFC 6761.
+        let ingress = json!({"domain": "kkp.invalid"});
         let configuration = json!({"metadata": named("kkp"), "spec": {"ingress": ingress}});
         api.put_of("kubermaticconfigurations", configuration);
-        let selector = json!({"matchLabels": {"app.kubernetes.io/name": kkp}});
-        api.put_of("deployments", json!({"metadata": named(kkp), "spec": {"selector": selector}}));
         api.put_of("clusters", allowing("203.0.113.0/24"));
         api
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn beside_kkp_a_cluster_that_cannot_be_used_is_told_of_until_it_can() {
-        let api = beside_kkp();
+    fn start(api: &FakeApi) -> StatusHandle {
         let exposure = ExposureSettings {
             front: plan().front,
             sni_port: 6_443,
@@ -421,6 +423,27 @@ mod tests {
         let operator = Operator::new(api.client(), Settings::new(plan(), "this"), exposure);
         let status = operator.status();
         tokio::spawn(operator.run(std::future::pending()));
+        status
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_fails_with_another_text_each_time_is_tried_with_growing_pauses() {
+        let api = seed();
+        let status = start(&api);
+        sleep(Duration::from_mins(5)).await;
+        let work = status.get().controllers[CONTROLLER].clone();
+        // Watches are silent here, and are begun again after a minute: that triggers passes too.
+        assert!((5..=30).contains(&work.passes), "{work:?}");
+        assert_eq!(work.errors["WriteRefused"], work.passes);
+        assert_eq!(work.writes["Cluster"], 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beside_kkp_a_cluster_that_cannot_be_used_is_told_of_until_it_can() {
+        let (api, kkp) = (seed(), portico_api::kkp::DEPLOYMENT);
+        let selector = json!({"matchLabels": {"app.kubernetes.io/name": kkp}});
+        api.put_of("deployments", json!({"metadata": named(kkp), "spec": {"selector": selector}}));
+        let status = start(&api);
         let until = async |what: &str, holds: &dyn Fn() -> bool| {
             let give_up = Instant::now() + Duration::from_mins(5);
             while !holds() {

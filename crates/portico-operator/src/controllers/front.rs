@@ -546,7 +546,7 @@ impl Context {
         self.changed(self.existing())
     }
 
-    /// Drops the records of front Services that are gone, and reports the one of the seed.
+    /// Drops the records of front Services that are gone, and warns if that of the seed is among them.
     fn forget_all_but(&self, existing: &[ObjectKey]) {
         self.fronts().retain(|key, _| existing.contains(key));
         let seed = &self.settings.plan.front;

@@ -1,9 +1,9 @@
 //! The hosting controller: the control plane of each Cluster that asks for one, on this seed.
 //!
-//! Secrets are decided on by [`portico_pki`], objects by [`portico_hosting`]. Secrets are first, because
-//! the templates of pods have their digests. A workload is made once those before it serve. Nothing is
-//! written that is as it should be; what cannot be made anew, the authorities and what holds data, never is,
-//! and is reported. A Cluster that must not be used as written keeps what it has.
+//! Secrets are decided on by [`portico_pki`], objects by [`portico_hosting`]. Secrets are first, because the
+//! templates of pods have their digests. A workload is made once those before it serve. Nothing is written
+//! that is as it should be. Authorities and data cannot be made anew, so they never are, and their loss is
+//! reported. A Cluster that must not be used as written keeps what it has.
 //!
 //! The namespace is made by the exposure controller, and deleted here: a finalizer keeps the Cluster until
 //! nothing of its control plane is left.
@@ -30,6 +30,7 @@ use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
+use crate::status::PartsStatus;
 use crate::work_counters::WorkCounters;
 use crate::write::WriteError;
 
@@ -46,6 +47,7 @@ mod secrets;
 use alarms::Alarms;
 pub use context::HostingSettings;
 use context::{Context, INVALID};
+use pass::with_endings;
 use relists::Relists;
 
 /// The first pause after a failed pass; doubled with every further one.
@@ -110,7 +112,7 @@ pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
         on_change(leads, &context, |context| {
             context.all_backoffs().clear();
             context.alarms.retain(|_| false);
-            context.status.control_planes(|planes| planes.reports.clear());
+            context.status.control_planes(|planes| *planes = PartsStatus::default());
             context.clusters.all()
         })
         .boxed(),
@@ -136,11 +138,15 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     let ends = cluster.metadata.deletion_timestamp.is_some();
     match context.kkp.now() {
         Kkp::Absent => {}
-        // What waits for this process to let it go would wait for ever.
+        // An object that waits for this process to let it go would wait for ever.
         Kkp::Present(_) if ends && deletion::is_held(cluster) => {}
-        Kkp::Present(_) | Kkp::Unknown => return Ok(Action::await_change()),
+        Kkp::Present(_) => {
+            context.forget(&cluster.metadata.name);
+            return Ok(Action::await_change());
+        }
+        Kkp::Unknown => return Ok(Action::await_change()),
     }
-    let hosted = cluster.is_hosted();
+    let hosted = cluster.has_layout();
     if !hosted && !deletion::is_held(cluster) {
         context.forget(&cluster.metadata.name);
         return Ok(Action::await_change());
@@ -163,7 +169,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Err(error) => {
             context.counters.failed(error.reason());
             let state = State::bad(error.reason(), error.to_string());
-            // What failed first is what counts.
+            // The first failure is the one that counts.
             if served.unread.is_some() || (cluster.spec.pause && !ends) {
                 context.record(cluster, &state, true).await;
             } else {
@@ -231,14 +237,15 @@ impl Context {
     /// One pass over a paused Cluster. Nothing of it is written, so somebody must know in time what ends.
     async fn paused(&self, cluster: &Cluster) -> Result<Option<Duration>, WriteError> {
         let message = "the Cluster is paused: everything stays as it is";
-        let state = match self.first_ending(cluster).await? {
+        let (certificate, authorities) = self.first_endings(cluster).await?;
+        let state = match certificate {
             None => State::good("Paused", message.to_owned()),
             Some(ending) => {
                 let message = format!("{message}, and nothing is renewed. {ending}. End the pause before");
                 State::bad("CertificatesEnd", message)
             }
         };
-        self.record(cluster, &state, false).await;
+        self.record(cluster, &with_endings(state, authorities), false).await;
         Ok(None)
     }
 

@@ -3,9 +3,9 @@
 //!
 //! `hosting` makes the control plane of each Cluster that asks for one, `exposure` makes each reachable,
 //! `user_cluster` keeps what is inside, and `components` the gateway. [`front`] publishes the ports of
-//! clusters on the LoadBalancer Services in front of them. That is the one of the seed, and, beside KKP,
-//! those of clusters with the strategy LoadBalancer. `exposed` writes the facts about Clusters that gateways
-//! must know, where `exposure` does not. `webhook` refuses mistakes when they are made.
+//! clusters on the LoadBalancer Services in front of them. These are that of the seed, and, beside KKP, those
+//! of clusters with the strategy LoadBalancer. `exposed` writes the facts about Clusters that gateways must
+//! know, where `exposure` does not. `webhook` refuses mistakes when they are made.
 
 pub(crate) mod components;
 pub(crate) mod exposed;

@@ -1,16 +1,16 @@
-//! The user cluster controller: what is inside each cluster, and the kubeconfig that its people get.
+//! The user cluster controller: the objects inside each cluster, and the kubeconfig for its people.
 //!
-//! For each ExposedCluster: Secret `admin-kubeconfig` on the seed (`issue`), and what
-//! [`portico_expose::user_cluster`] decides on inside the user cluster, with the kubeconfig in the Secret
-//! `internal-admin-kubeconfig` (`inside`). Nothing is kept of a user cluster between two passes: each has one
-//! when something changes on the seed, and every ten minutes. A hosted cluster gets more (`hosted`), and is
+//! For each ExposedCluster it writes Secret `admin-kubeconfig` on the seed (`issue`), and the objects of
+//! [`portico_expose::user_cluster`] inside the user cluster (`inside`). It uses the kubeconfig in the Secret
+//! `internal-admin-kubeconfig`. Nothing is kept of a user cluster between two passes: each has one when
+//! something changes on the seed, and every ten minutes. A hosted cluster gets more (`hosted`), and is
 //! watched for what its kubelets ask for (`approver`), which cannot wait. A cluster that migrates is looked
 //! at all the time for the proofs that its migration waits for (`proofs`).
 //!
-//! User clusters are in other hands. One that is away, slow or hostile takes one of [`CONCURRENCY`] slots
-//! for a time with a limit, and waits longer and longer, whatever changes on the seed meanwhile (`rest`);
-//! `portico_kube::untrusted_api` bounds the rest.
-//! The leader alone writes, and nothing where KKP's controllers run.
+//! User clusters are in other hands. A cluster that is away, slow or hostile takes one of [`CONCURRENCY`]
+//! slots for a limited time. It waits longer and longer, whatever changes on the seed meanwhile (`backoff`).
+//! `portico_kube::untrusted_api` bounds the rest. The leader alone writes, and nothing where KKP's
+//! controllers run.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
@@ -39,6 +39,7 @@ use crate::manager::Manager;
 use crate::work_counters::WorkCounters;
 
 mod approver;
+mod backoff;
 mod context;
 mod hosted;
 mod inside;
@@ -47,14 +48,13 @@ mod nodes;
 mod pass;
 mod proofs;
 mod reports;
-mod rest;
 mod subject;
 
 use approver::Approvers;
+use backoff::Backoffs;
 pub use context::UserClusterSettings;
 use context::{Context, FIRST_RETRY, LAST_RETRY, Said, Work};
 use pass::Failed;
-use rest::Rests;
 
 /// Passes at the same time, each over another cluster. More than may hang at once; each holds an answer of
 /// 64 KiB at most.
@@ -92,7 +92,7 @@ pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
         events,
         status: status.clone(),
         counters: counters.clone(),
-        rests: Rests::default(),
+        backoffs: Backoffs::default(),
         approvers: Approvers::default(),
         observed,
         seen: Mutex::default(),
@@ -123,12 +123,13 @@ async fn reconcile(exposed: Arc<Cached<Written>>, context: Arc<Context>) -> Resu
         context.observed.forget(&name);
         return Ok(Action::await_change());
     }
-    // What a hosted cluster has follows from its Seed too, and must not be taken for a mistake before.
+    // The objects of a hosted cluster follow from its Seed too. They must not be taken for a mistake before
+    // that is known.
     if context.settings.hosted.is_some() && !context.installation.seeds.is_asked() {
         return Ok(Action::requeue(SEEDS_SOON));
     }
     let (started, leads) = (Instant::now(), context.leads.clone());
-    if let Some(left) = context.rests.left(&name, started) {
+    if let Some(left) = context.backoffs.left(&name, started) {
         return Ok(Action::requeue(left));
     }
     // Another replica does it by then.
@@ -137,7 +138,7 @@ async fn reconcile(exposed: Arc<Cached<Written>>, context: Arc<Context>) -> Resu
         return Ok(Action::await_change());
     };
     context.counters.passed(started.elapsed());
-    context.rests.passed(&name, started, Instant::now());
+    context.backoffs.passed(&name, started, Instant::now());
     let migrates = exposed.value().pointer("/spec/migration").is_some();
     outcome.map(|()| Action::requeue(if migrates { MIGRATING } else { period(&name) }))
 }
@@ -161,9 +162,8 @@ fn changed_clusters(
     })
 }
 
-/// The clusters whose Cluster says something else than before, or whose control plane has come up: passes
-/// before have failed, and the next would be late. What else its status has does not count: controllers write
-/// that all the time.
+/// The clusters whose Cluster has changed, or whose control plane has come up. Passes before have failed, and
+/// the next would be late. Other changes of its status do not count: controllers write that all the time.
 fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<Item = Work> + Send + use<> {
     let (context, store) = (Arc::clone(context), written.store());
     written.changes(&Arc::clone(&context), Context::forget_gone).map(move |changed| {

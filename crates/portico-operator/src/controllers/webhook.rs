@@ -2,8 +2,8 @@
 //! the words of `portico check`.
 //!
 //! Every replica serves, from the caches of its controllers. A question comes in by `server`, is read by
-//! `message`, and answered by `reviewer`; what is wrong is found by `review`, which is pure. `register` is
-//! the leader's part: the certificate, and the ValidatingWebhookConfiguration that names it.
+//! `message`, and answered by `reviewer`. `review`, which is pure, finds the problems. `register` is the
+//! leader's part: the certificate, and the ValidatingWebhookConfiguration that names it.
 //!
 //! The webhook is a convenience. Where it is away, or in doubt, everything is admitted: controllers tell the
 //! same problems by conditions.
@@ -34,6 +34,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 use tracing::warn;
 
+use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
 use crate::follow::pause;
 use crate::issued::Issued;
 use crate::kkp::KkpWatch;
@@ -93,7 +94,7 @@ pub enum Reached {
     Url(Uri),
 }
 
-/// What of the settings outlives the start of the listener.
+/// The part of the settings that outlives the start of the listener.
 struct Registration {
     reached: Reached,
     expose_annotation: String,
@@ -173,11 +174,12 @@ async fn supervise(
             context.counters.passed(started.elapsed());
             match outcome {
                 Ok(state) => {
+                    let is_off = matches!(state, Some(State::Trouble(CLOCK_OFF, _)));
                     if let Some(state) = state {
                         context.report(state).await;
                     }
                     failures = 0;
-                    context.next()
+                    if is_off { CLOCK_PERIOD } else { context.next() }
                 }
                 // The new leader begins anew.
                 Err(WriteError::NotLeading) => PERIOD,

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
+use jiff::fmt::rfc2822::DateTimePrinter;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use portico_api::meta::ObjectKey;
@@ -486,8 +487,32 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
     assert_eq!(data("secret/portico-tunnel"), first);
     operator.stop().await;
 
-    // A month before the end of the certificate.
-    let operator = start("later", move || Timestamp::now() + SignedDuration::from_hours(24 * 336));
+    // By a clock that is far off, nothing takes the place of what is there.
+    let held = || OBJECTS.map(|object| get(kubectl, object).unwrap()["data"].take());
+    let before = held();
+    let north = ObjectKey::new("portico", "north");
+    let month: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(24 * 336);
+    let decade: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(24 * 3_660);
+    for (identity, clock) in [("a-month-before", month), ("after-the-authority", decade)] {
+        let operator = start(identity, clock);
+        let mut reason = "";
+        until("a pass", || {
+            reason = seeds(&operator).reports.get(&north).context("no report")?.reason;
+            Ok(())
+        });
+        assert_eq!(reason, "ClockOff");
+        assert_eq!(held(), before, "{identity}");
+        operator.stop().await;
+    }
+
+    // From here on the clock of the API server agrees. A month before the end of the certificate.
+    let start = |identity: &str, clock: fn() -> Timestamp| {
+        let faulty = FaultyApi::default();
+        let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&clock()).unwrap();
+        faulty.rules(|rules| rules.date = Some(date));
+        start_with(&faulty.client(&client), identity, settings(clock, Some("north")))
+    };
+    let operator = start("later", month);
     until("another certificate", || {
         ensure!(data("secret/portico-tunnel") != first);
         Ok(())
@@ -504,18 +529,18 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
             Ok(())
         });
     };
-    let operator = start("announcing", move || Timestamp::now() + SignedDuration::from_hours(24 * 3_300));
+    let operator = start("announcing", || Timestamp::now() + SignedDuration::from_hours(24 * 3_300));
     bundle(2);
     operator.stop().await;
     assert_eq!(data("secret/portico-tunnel-ca")["ca.crt"], authority["ca.crt"]);
-    let operator = start("succeeding", move || Timestamp::now() + SignedDuration::from_hours(24 * 3_500));
+    let operator = start("succeeding", || Timestamp::now() + SignedDuration::from_hours(24 * 3_500));
     until("the successor", || {
         ensure!(data("secret/portico-tunnel-ca")["ca.crt"] != authority["ca.crt"]);
         Ok(())
     });
     bundle(2);
     operator.stop().await;
-    let operator = start("forgetting", move || Timestamp::now() + SignedDuration::from_hours(24 * 3_660));
+    let operator = start("forgetting", decade);
     bundle(1);
     operator.stop().await;
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use kube::Client;
-use portico_lab::faulty_api::FaultyApi;
+use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_lab::{ApiServer, Kubectl, long_form};
 use portico_operator::WorkStatus;
 use serde_json::{Value, json};
@@ -86,12 +86,13 @@ async fn one_object_makes_a_cluster_reachable_under_each_strategy_and_stays_so()
     }
     each_strategy_has_its_services(kubectl, &operator);
     operator.stop().await;
-    let operator = Running::start(&client, "second");
+    let faulty = FaultyApi::default();
+    let operator = Running::start(&faulty.client(&client), "second");
     nothing_is_written_at_rest(kubectl, &operator);
     what_an_admin_breaks_heals(kubectl);
     a_paused_cluster_follows_the_gateways_pods_and_nothing_else(kubectl);
     a_former_strategy_leaves_nothing(kubectl);
-    an_endpoint_elsewhere_has_slices_and_no_others(kubectl);
+    an_endpoint_elsewhere_has_slices_and_no_others(kubectl, &faulty);
     bad_objects_change_nothing(kubectl);
     beside_kkp_nothing_is_written(kubectl, &operator);
     operator.stop().await;
@@ -283,7 +284,7 @@ fn a_paused_cluster_follows_the_gateways_pods_and_nothing_else(kubectl: &Kubectl
 }
 
 /// What KKP's controllers and Kubernetes' own made while its pods were here is gone.
-fn an_endpoint_elsewhere_has_slices_and_no_others(kubectl: &Kubectl) {
+fn an_endpoint_elsewhere_has_slices_and_no_others(kubectl: &Kubectl, faulty: &FaultyApi) {
     let patch = r#"{"spec": {"selector": {"from-kkp": "yes"}}}"#;
     let service_patch = ["patch", "service", "apiserver-external", "-n", "cluster-tn", "-p", patch];
     kubectl.run(&[&service_patch[..], &["--field-manager=seed-controller-manager"]].concat()).unwrap();
@@ -295,7 +296,7 @@ fn an_endpoint_elsewhere_has_slices_and_no_others(kubectl: &Kubectl) {
         "metadata": {"name": "apiserver-external", "namespace": "cluster-tn"},
         "subsets": [{"addresses": [{"ip": "10.2.0.9"}], "ports": [{"port": 6443}]}]});
     kubectl.apply_json(&endpoints).unwrap();
-    an_endpoint_elsewhere_has_slices(kubectl);
+    an_endpoint_elsewhere_has_slices(kubectl, faulty);
     let slices =
         ["endpointslices", "-n", "cluster-tn", "-l", "kubernetes.io/service-name=apiserver-external"];
     assert_eq!(kubectl.get(&slices).unwrap()["items"], json!([]));
@@ -303,11 +304,20 @@ fn an_endpoint_elsewhere_has_slices_and_no_others(kubectl: &Kubectl) {
     assert!(!kubectl.run(&endpoints).unwrap().contains("apiserver-external"));
 }
 
-fn an_endpoint_elsewhere_has_slices(kubectl: &Kubectl) {
+fn an_endpoint_elsewhere_has_slices(kubectl: &Kubectl, faulty: &FaultyApi) {
+    // Also while the Service that comes after it is refused.
+    let refused = ("/services/konnectivity-server", Answer::Status(403), usize::MAX);
+    faulty.rules(|rules| rules.answers = vec![refused]);
     kubectl.run(&["annotate", "cluster", "tn", "portico.k8c.io/endpoints=192.0.2.7:6443"]).unwrap();
+    wait_reason(kubectl, "tn", "WriteRefused");
     until("the EndpointSlice", || {
         let slice = kubectl.get(&["endpointslice", "apiserver-external-v4-6443", "-n", "cluster-tn"])?;
         ensure!(slice["endpoints"][0]["addresses"] == json!(["192.0.2.7"]), "{slice}");
+        Ok(())
+    });
+    faulty.rules(|rules| rules.answers.clear());
+    wait_reason(kubectl, "tn", "NameNotResolved");
+    until("no selector", || {
         ensure!(service(kubectl, "tn", "apiserver-external")?["spec"].get("selector").is_none());
         Ok(())
     });

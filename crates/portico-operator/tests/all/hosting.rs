@@ -666,6 +666,14 @@ fn what_ends_soon_is_renewed(kubectl: &Kubectl) {
     until("another certificate", || is_renewed(kubectl, &short));
 }
 
+/// Gives cluster a another `ca`, which is old.
+fn an_authority_of_seventy_days(kubectl: &Kubectl) {
+    let made = Timestamp::now() - SignedDuration::from_hours(24 * 3_580);
+    let pair = Authority::create("root-ca", KeyKind::EcdsaP256, made).unwrap();
+    let data = json!({"stringData": {"ca.crt": pair.certificate, "ca.key": pair.key}});
+    patch(kubectl, &["secret", "ca", "-n", "cluster-a"], &data);
+}
+
 /// The pause promises that nothing is written.
 fn what_ends_soon_during_a_pause_is_told(kubectl: &Kubectl, operator: &Running) {
     let pause = |pause: bool| patch(kubectl, &["cluster", "a"], &json!({"spec": {"pause": pause}}));
@@ -682,13 +690,19 @@ fn what_ends_soon_during_a_pause_is_told(kubectl: &Kubectl, operator: &Running) 
     };
     pause(true);
     wait_report("Paused");
+    an_authority_of_seventy_days(kubectl);
+    let message = wait_report("AuthoritiesEnd");
+    assert!(message.contains("Secret ca on "), "{message}");
+    let ends = operator.status.get().control_planes.unwrap().authority_ends["a"];
+    let left = ends - Timestamp::now().as_second();
+    assert!((69 * 86_400..71 * 86_400).contains(&left), "{left} s");
     let (short, data) = short_lived(kubectl);
     patch(kubectl, &CERTIFICATE, &json!({"stringData": data}));
     let message = wait_report("CertificatesEnd");
     assert!(message.contains("Secret apiserver-tls: it ends on "), "{message}");
     until("the Event", || {
         let events = kubectl.run(&["events", "--for=cluster/a", "--types=Warning"])?;
-        ensure!(events.contains("CertificatesEnd"), "{events}");
+        ensure!(events.contains("CertificatesEnd") && events.contains("AuthoritiesEnd"), "{events}");
         Ok(())
     });
     assert!(is_renewed(kubectl, &short).is_err());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use portico_api::annotations::EXPOSE;
 use portico_api::meta::ObjectKey;
@@ -28,17 +28,30 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::support::{Running, beside_kkp, cluster, install_operator, release};
 use crate::until;
 
+/// The authority, and the certificate.
+const SECRETS: [&str; 2] = ["secret/portico-webhook-ca", "secret/portico-webhook"];
+
 /// What the API server trusts.
 const BUNDLE: &str = "/webhooks/0/clientConfig/caBundle";
 
 async fn start(client: &Client, identity: &str, listener: TcpListener, reached: Reached) -> Running {
+    start_at(client, identity, listener, reached, Timestamp::now)
+}
+
+fn start_at(
+    client: &Client,
+    identity: &str,
+    listener: TcpListener,
+    reached: Reached,
+    clock: fn() -> Timestamp,
+) -> Running {
     let webhook = WebhookSettings {
         listener,
         reached,
         namespace: "portico".to_owned(),
         expose_annotation: EXPOSE.to_owned(),
         seed_is_named: false,
-        clock: Timestamp::now,
+        clock,
     };
     Running::start_with(client, identity, |operator| operator.with_webhook(webhook))
 }
@@ -124,11 +137,10 @@ async fn mistakes_across_objects_are_refused_when_they_are_made() {
     // The configuration stands, and nobody answers.
     kubectl.apply_json(&in_datacenter("b", "lab-9")).unwrap();
     kubectl.run(&["delete", "cluster", "b"]).unwrap();
-    // As deploy/operator.yaml has it, by another name and so with another certificate.
+    // By another name, and so with another certificate.
     let listener = listen(&api).await;
     kubectl.apply_json(&endpoints(listener.local_addr().unwrap())).unwrap();
-    let service = Reached::Service(ObjectKey::new("portico", "portico-operator"));
-    let operator = start(&client, "second", listener, service).await;
+    let operator = start(&client, "second", listener, by_service()).await;
     wait_asked(kubectl);
     operator.stop().await;
 }
@@ -311,12 +323,43 @@ async fn hostile_clients_disturb_nobody(kubectl: &Kubectl, address: SocketAddr) 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn by_a_clock_that_is_far_off_neither_certificate_nor_authority_is_replaced() {
+    let api = ApiServer::start("webhook-clock").unwrap();
+    let kubectl = api.kubectl();
+    let client = install_operator(kubectl, api.access()).await;
+    let operator = start(&client, "first", listen(&api).await, by_service()).await;
+    until("the webhook", || {
+        ensure!(webhook(&operator).registered, "{:?}", webhook(&operator));
+        Ok(())
+    });
+    operator.stop().await;
+    let held = || SECRETS.map(|secret| kubectl.get(&[secret, "-n", "portico"]).unwrap()["data"].take());
+    let before = held();
+    let month: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(24 * 336);
+    let decade: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(24 * 3_660);
+    for (identity, clock) in [("a-month-before", month), ("after-the-authority", decade)] {
+        let operator = start_at(&client, identity, listen(&api).await, by_service(), clock);
+        until("a pass", || {
+            ensure!(webhook(&operator).registered || webhook(&operator).trouble.is_some());
+            Ok(())
+        });
+        let trouble = webhook(&operator).trouble.unwrap_or_default();
+        assert!(trouble.starts_with("ClockOff: "), "{trouble}");
+        assert_eq!(held(), before, "{identity}");
+        operator.stop().await;
+    }
+}
+
+/// As deploy/operator.yaml has it.
+fn by_service() -> Reached {
+    Reached::Service(ObjectKey::new("portico", "portico-operator"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_at_any_write_the_next_one_registers_the_same_webhook() {
-    const SECRETS: [&str; 2] = ["secret/portico-webhook-ca", "secret/portico-webhook"];
     let api = ApiServer::start("webhook-kill").unwrap();
     let kubectl = api.kubectl();
     let direct = install_operator(kubectl, api.access()).await;
-    let by_service = || Reached::Service(ObjectKey::new("portico", "portico-operator"));
     let mut expected: Option<Value> = None;
     for writes in 0.. {
         let faulty = FaultyApi::default();

@@ -176,6 +176,13 @@ fn an_authority_that_openssl_made_signs_what_openssl_verifies() {
     let later = now.checked_add(days(31)).unwrap();
     assert!(matches!(Authority::read(&pair, later), Err(Unusable::Expired(_))));
 
+    // As the manual says: with another end it is the same authority.
+    openssl(dir, "x509 -in ca.crt -signkey ca.key -days 3650 -out again.crt");
+    let pair = Pair { certificate: std::fs::read_to_string(dir.join("again.crt")).unwrap(), ..pair };
+    let again = Authority::read(&pair, later).unwrap();
+    assert_eq!(wants_renewal(&leaf, &profile(Usage::Server), &again, now), None);
+    openssl(dir, "verify -purpose sslserver -CAfile again.crt leaf.crt");
+
     // And a certificate that openssl signed for the same subject is known for what it lacks.
     openssl(dir, "req -newkey rsa:2048 -nodes -keyout by.key -out by.csr -subj /CN=subject");
     openssl(dir, "x509 -req -in by.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -out by.crt");
@@ -185,4 +192,29 @@ fn an_authority_that_openssl_made_signs_what_openssl_verifies() {
     let mut nameless = profile(Usage::Server);
     nameless.names = names(&[], &[]);
     assert_eq!(wants_renewal(&read(dir, "by"), &nameless, &authority, now), Some(Reason::UsageDiffers));
+}
+
+#[test]
+fn an_authority_with_any_kind_of_key_is_refused_or_signs_what_can_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, now) = (dir.path(), Timestamp::now());
+    for (key, refused) in [
+        ("ec -pkeyopt ec_paramgen_curve:P-256", None),
+        ("ec -pkeyopt ec_paramgen_curve:P-384", None),
+        ("ec -pkeyopt ec_paramgen_curve:P-521", Some(Unusable::UnsupportedKey)),
+        ("ed25519", None),
+        ("rsa:2048", None),
+    ] {
+        let request = format!("req -x509 -newkey {key} -nodes -days 30 -subj /CN=ca");
+        openssl(dir, &format!("{request} -keyout ca.key -out ca.crt"));
+        match Authority::read(&read(dir, "ca"), now) {
+            Ok(authority) => {
+                assert_eq!(refused, None, "{key}");
+                let profile = profile(Usage::Server);
+                let leaf = authority.issue(&profile, KeyKind::EcdsaP256, now).unwrap();
+                assert_eq!(wants_renewal(&leaf, &profile, &authority, now), None, "{key}");
+            }
+            Err(error) => assert_eq!(Some(error), refused, "{key}"),
+        }
+    }
 }

@@ -30,6 +30,16 @@ fn a_successor_is_announced_takes_over_and_the_former_is_forgotten_once_it_has_e
 }
 
 #[test]
+fn a_certificate_without_a_last_line_break_does_not_swallow_the_next() {
+    let mut authority = Succession::first(NAME, now()).unwrap();
+    authority.advance(NAME, now() + days(3_300)).unwrap();
+    let whole = authority.trusted();
+    let current = &mut authority.current.certificate;
+    current.truncate(current.trim_end().len());
+    assert_eq!(authority.trusted(), whole);
+}
+
+#[test]
 fn a_successor_that_was_announced_late_is_waited_for_unless_the_authority_has_ended() {
     for (late, waits) in [(3_500, true), (3_651, false)] {
         let mut authority = Succession::first(NAME, now()).unwrap();

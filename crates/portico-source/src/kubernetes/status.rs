@@ -30,7 +30,7 @@ pub struct KubernetesStatus {
     pub lacks: Option<Lacking>,
 }
 
-/// The missing kind or objects though there are Services of clusters.
+/// The kind or the objects that are missing although there are Services of clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lacking {

@@ -5,8 +5,8 @@
 //! leaves without a copy too.
 //!
 //! A packet's type and its payload must agree. Any other packet, and one of a type that a later version may
-//! have, is [`Packet::Unknown`], which every peer ignores. DIAL_REQ is type 0, so the empty message would be
-//! one.
+//! have, is [`Packet::Unknown`], which every peer ignores. Otherwise the empty message would be a DIAL_REQ,
+//! which is type 0.
 
 use bytes::{BufMut, Bytes, BytesMut};
 

@@ -82,7 +82,7 @@ impl Flags {
     /// The Clusters that are asked for.
     fn chosen<'a>(&self, hosted: &Hosted<'a>) -> anyhow::Result<Vec<&'a Cluster>> {
         let Some(name) = &self.cluster else {
-            let asks = |cluster: &&&Cluster| self.layout.is_some() || cluster.is_hosted();
+            let asks = |cluster: &&&Cluster| self.layout.is_some() || cluster.has_layout();
             let chosen: Vec<_> = hosted.clusters.iter().filter(asks).copied().collect();
             ensure!(
                 !chosen.is_empty(),
@@ -150,7 +150,7 @@ fn detail(object: &Value) -> String {
     let spec = &object["spec"];
     let names = |field: &str| {
         let containers = spec["template"]["spec"][field].as_array().into_iter().flatten();
-        // What only comes before a program is none itself.
+        // A container that only comes before a program is none itself.
         let stays = |one: &&Value| field == "containers" || one["restartPolicy"] == "Always";
         containers.filter(stays).filter_map(|container| container["name"].as_str()).collect::<Vec<_>>()
     };

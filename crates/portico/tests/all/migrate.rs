@@ -306,7 +306,10 @@ fn an_order_is_one_write_and_what_cannot_be_done_writes_nothing() {
     assert_eq!((code, agents()), (Some(0), json!("100.64.30.99")), "{said}");
     let (code, said) = seed.migrate(&["--rollback"]);
     assert!(code == Some(0) && said.contains("back from Tunneling to NodePort"), "{said}");
-    assert_eq!((&seed.cluster()["spec"]["exposeStrategy"], agents()), (&json!("NodePort"), Value::Null));
+    let back = seed.cluster();
+    assert_eq!((&back["spec"]["exposeStrategy"], agents()), (&json!("NodePort"), Value::Null));
+    let (code, said) = seed.migrate(&["--rollback"]);
+    assert_eq!((code, &seed.cluster()), (Some(0), &back), "the same again: {said}");
 
     seed.kubectl().patch("", "cluster/hosted", "merge", &json!({"spec": {"pause": true}})).unwrap();
     for order in [&["--rollback"][..], &["--finish"], &["--to", "Tunneling"]] {

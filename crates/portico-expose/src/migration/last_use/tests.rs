@@ -1,4 +1,4 @@
-//! Two looks tell some things and cannot tell others, and never miss a use.
+//! What two looks can tell, what they cannot, and that they never miss a use.
 
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::{BadMigrationSettings, MigrationSettings};

@@ -26,7 +26,7 @@ fn order(strategy: ExposeStrategy) -> Order {
     Order::To { strategy, settings: Vec::new() }
 }
 
-/// What `order` writes to a Cluster with the label.
+/// The writes of `order` to a Cluster with the label.
 fn written(
     order: &Order,
     wanted: ExposeStrategy,
@@ -64,21 +64,68 @@ fn what_is_given_takes_the_place_of_what_was_set_and_the_rest_stays() {
     assert_eq!(annotations[MIGRATION], "quiet=1h,nodes=by-hand,parallel=3");
 }
 
+/// Back to a strategy, with the mark by which a repetition is known.
+fn back(strategy: ExposeStrategy) -> Result<Option<Value>, String> {
+    let annotations = json!({ROLLBACK: strategy});
+    Ok(Some(json!({"metadata": {"annotations": annotations}, "spec": {"exposeStrategy": strategy}})))
+}
+
 #[test]
 fn a_rollback_asks_for_the_door_that_is_not_wanted() {
     for state in MigrationState::ALL {
         let forward = matches!(state, MigrationState::Opening | MigrationState::Proving);
         let (first, second) = if forward { (NodePort, Tunneling) } else { (Tunneling, NodePort) };
         let record = record(first, Some((second, state)));
-        assert_eq!(written(&Order::Rollback, Tunneling, &record), strategy(NodePort), "{state:?}");
-        assert_eq!(written(&Order::Rollback, NodePort, &record), strategy(Tunneling), "{state:?}");
+        assert_eq!(written(&Order::Rollback, Tunneling, &record), back(NodePort), "{state:?}");
+        assert_eq!(written(&Order::Rollback, NodePort, &record), back(Tunneling), "{state:?}");
         // A third strategy is given up; the door that users know stays.
-        assert_eq!(written(&Order::Rollback, LoadBalancer, &record), strategy(first), "{state:?}");
+        assert_eq!(written(&Order::Rollback, LoadBalancer, &record), back(first), "{state:?}");
     }
     // Wanted, and not begun.
-    assert_eq!(written(&Order::Rollback, Tunneling, &record(NodePort, None)), strategy(NodePort));
+    assert_eq!(written(&Order::Rollback, Tunneling, &record(NodePort, None)), back(NodePort));
     let nothing = written(&Order::Rollback, NodePort, &record(NodePort, None)).unwrap_err();
     assert!(nothing.starts_with("there is nothing to roll back: NodePort is the one way in"), "{nothing}");
+}
+
+#[test]
+fn a_rollback_that_is_repeated_changes_nothing_whatever_the_operator_did_meanwhile() {
+    for (target, other) in [(NodePort, Tunneling), (Tunneling, NodePort)] {
+        let more = json!({"metadata": {"labels": {MIGRATION_LABEL: "portico"},
+            "annotations": {ROLLBACK: target, MIGRATION: "quiet=5m"}}});
+        let again = |record: &ExposedClusterSpec| {
+            change(&Order::Rollback, &cluster(target, &more), record)
+                .map(|change| (change.patch, change.until, change.said))
+        };
+        let said = format!("goes back to {target} already; --to with another strategy turns it round");
+        let goes_on = Ok((None, Until::Settled(target), said));
+        for state in MigrationState::ALL {
+            for (first, second) in [(target, other), (other, target)] {
+                assert_eq!(again(&record(first, Some((second, state)))), goes_on, "{first} {state:?}");
+            }
+        }
+        assert_eq!(again(&record(other, None)), goes_on, "the old door was closed before it was seen");
+        assert!(again(&record(target, None)).unwrap_err().starts_with("there is nothing to roll back"));
+    }
+}
+
+#[test]
+fn after_another_order_a_rollback_leads_back_from_that() {
+    let marked = |wanted| {
+        let annotations = json!({ROLLBACK: "NodePort"});
+        let more = json!({"metadata": {"labels": {MIGRATION_LABEL: ""}, "annotations": annotations}});
+        cluster(wanted, &more)
+    };
+    let closing = record(NodePort, Some((Tunneling, MigrationState::Quieting)));
+    let written = |order: &Order, wanted| change(order, &marked(wanted), &closing).unwrap().patch;
+    let unmarked = json!({ROLLBACK: null});
+    assert_eq!(
+        written(&order(Tunneling), NodePort),
+        Some(json!({"metadata": {"annotations": unmarked}, "spec": {"exposeStrategy": "Tunneling"}}))
+    );
+    assert_eq!(written(&order(NodePort), NodePort), None, "the same direction");
+    // Somebody wrote the Cluster, and not the mark.
+    let spec = json!({"spec": {"exposeStrategy": "NodePort"}});
+    assert_eq!(written(&Order::Rollback, Tunneling), Some(spec));
 }
 
 #[test]
@@ -149,7 +196,7 @@ fn an_order_to_close_is_not_taken_along_into_another_direction() {
         "annotations": {MIGRATION: "close=NodePort"}}});
     let cluster = cluster(Tunneling, &more);
     let back = change(&Order::Rollback, &cluster, &moving).unwrap().patch.unwrap();
-    assert_eq!(back["metadata"]["annotations"], json!({MIGRATION: null}));
+    assert_eq!(back["metadata"]["annotations"], json!({MIGRATION: null, ROLLBACK: "NodePort"}));
     let again = change(&order(Tunneling), &cluster, &moving).unwrap();
     assert_eq!(again.patch, None, "the same direction");
 }

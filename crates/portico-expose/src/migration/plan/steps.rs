@@ -1,21 +1,21 @@
-//! The steps of a plan, per [`Keeper`]. The pair of strategies decides what differs: what opens by the new
-//! one, what closes by the old one.
+//! The steps of a plan, per [`ManagedBy`]. The pair of strategies decides the difference: the new one says
+//! what opens, the old one what closes.
 
 use portico_api::annotations::MIGRATION_LABEL;
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::migration::NodeMoves;
 
-use super::{Facts, Keeper, Party, Step, takes_back, url_or};
+use super::{Facts, ManagedBy, Party, Step, takes_back, url_or};
 use crate::doors::told_apart;
 use crate::plan::Plan;
 use crate::strategy::{self, Closing, Opening, Strategy};
 
 /// What happens, in order.
 pub(super) fn steps(facts: &Facts<'_>) -> Vec<Step> {
-    match facts.keeper {
-        Keeper::Hosted | Keeper::Elsewhere => of_operator(facts),
-        Keeper::Pods => of_pods(facts),
-        Keeper::Kkp => of_kkp(facts),
+    match facts.managed_by {
+        ManagedBy::Hosted | ManagedBy::Elsewhere => of_operator(facts),
+        ManagedBy::Pods => of_pods(facts),
+        ManagedBy::Kkp => of_kkp(facts),
     }
 }
 

@@ -1,4 +1,5 @@
-//! What is printed for each two strategies and each keeper, two whole pages, and what holds for any plan.
+//! What is printed for each two strategies and each [`ManagedBy`], three whole pages, and what holds for any
+//! plan.
 
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::seed::Seed;
@@ -12,7 +13,7 @@ use crate::migration::Second;
 use crate::testing::{behind, cluster, plan_of, seed};
 use crate::validate::usable;
 
-const ALL: [Keeper; 4] = [Keeper::Hosted, Keeper::Elsewhere, Keeper::Pods, Keeper::Kkp];
+const ALL: [ManagedBy; 4] = [ManagedBy::Hosted, ManagedBy::Elsewhere, ManagedBy::Pods, ManagedBy::Kkp];
 
 /// Each two different strategies, in both orders.
 const PAIRS: [[ExposeStrategy; 2]; 6] = [
@@ -27,7 +28,7 @@ const PAIRS: [[ExposeStrategy; 2]; 6] = [
 /// What a test asks about.
 #[derive(Debug, Clone)]
 struct Case {
-    keeper: Keeper,
+    managed_by: ManagedBy,
     cluster: Cluster,
     seed: Seed,
     presented: Option<Vec<Box<str>>>,
@@ -36,22 +37,22 @@ struct Case {
 }
 
 impl Case {
-    fn of(keeper: Keeper, spec: &str) -> Self {
+    fn of(managed_by: ManagedBy, spec: &str) -> Self {
         let mut cluster = cluster("a", spec);
-        let annotation = match keeper {
-            Keeper::Hosted => Some((LAYOUT, "compact")),
-            Keeper::Elsewhere => Some((ENDPOINTS, "203.0.113.50:6443")),
-            Keeper::Pods | Keeper::Kkp => None,
+        let annotation = match managed_by {
+            ManagedBy::Hosted => Some((LAYOUT, "compact")),
+            ManagedBy::Elsewhere => Some((ENDPOINTS, "203.0.113.50:6443")),
+            ManagedBy::Pods | ManagedBy::Kkp => None,
         };
         let annotation = annotation.map(|(key, value)| (key.into(), value.into()));
         cluster.metadata.annotations.extend(annotation);
-        Self { keeper, cluster, seed: seed("north", "{}"), presented: None, now: None, has_image: None }
+        Self { managed_by, cluster, seed: seed("north", "{}"), presented: None, now: None, has_image: None }
     }
 
     fn plan(&self, [from, to]: [ExposeStrategy; 2]) -> MigrationPlan {
         let known = behind(&[("203.0.113.9", "lb.example.com")]);
-        let load_balancers = match self.keeper {
-            Keeper::Kkp => LoadBalancers::Cloud,
+        let load_balancers = match self.managed_by {
+            ManagedBy::Kkp => LoadBalancers::Cloud,
             _ => LoadBalancers::CloudAndGateway,
         };
         let alone = |strategy| Door::of(&self.cluster, strategy).alone(&self.cluster);
@@ -64,7 +65,7 @@ impl Case {
         let problems = usable(&target, &seeds, Some(&configuration)).err().unwrap_or_default();
         plan(&Facts {
             cluster: &self.cluster,
-            keeper: self.keeper,
+            managed_by: self.managed_by,
             from: &from,
             to: &to,
             both: &both,
@@ -84,23 +85,23 @@ fn at(first: ExposeStrategy, second: ExposeStrategy, state: MigrationState) -> O
 #[test]
 fn each_two_strategies_can_be_exchanged_or_it_is_said_why_not() {
     for pair in PAIRS {
-        for keeper in ALL {
-            let case = Case::of(keeper, "{}");
-            assert_eq!(super::keeper(&case.cluster, keeper == Keeper::Kkp), keeper);
+        for managed_by in ALL {
+            let case = Case::of(managed_by, "{}");
+            assert_eq!(super::managed_by(&case.cluster, managed_by == ManagedBy::Kkp), managed_by);
             let plan = case.plan(pair);
             // Between the two by port the number, and so the port of the pods, is the same.
-            let conflict = keeper == Keeper::Pods && pair.contains(&Tunneling);
-            assert_eq!(plan.blockers.len(), usize::from(conflict), "{pair:?} {keeper:?}");
-            let restarts = conflict || keeper == Keeper::Kkp;
-            assert_eq!(plan.restarts_api_server, restarts, "{pair:?} {keeper:?}");
-            let both = matches!(keeper, Keeper::Hosted | Keeper::Elsewhere);
-            assert_eq!(plan.both.is_some(), both, "{pair:?} {keeper:?}");
-            let steps = if keeper == Keeper::Pods { 5 } else { 6 };
-            assert_eq!(plan.steps.len(), steps, "{pair:?} {keeper:?}");
+            let conflict = managed_by == ManagedBy::Pods && pair.contains(&Tunneling);
+            assert_eq!(plan.blockers.len(), usize::from(conflict), "{pair:?} {managed_by:?}");
+            let restarts = conflict || managed_by == ManagedBy::Kkp;
+            assert_eq!(plan.restarts_api_server, restarts, "{pair:?} {managed_by:?}");
+            let both = matches!(managed_by, ManagedBy::Hosted | ManagedBy::Elsewhere);
+            assert_eq!(plan.both.is_some(), both, "{pair:?} {managed_by:?}");
+            let steps = if managed_by == ManagedBy::Pods { 5 } else { 6 };
+            assert_eq!(plan.steps.len(), steps, "{pair:?} {managed_by:?}");
             let names: Vec<_> = plan.steps.iter().filter_map(|step| step.state).collect();
             assert_eq!(names, if both { &MigrationState::ALL[..] } else { &[] });
             let cannot_tell = plan.notes.iter().any(|note| note.contains("cannot tell"));
-            assert_eq!(cannot_tell, both && !pair.contains(&Tunneling), "{pair:?} {keeper:?}");
+            assert_eq!(cannot_tell, both && !pair.contains(&Tunneling), "{pair:?} {managed_by:?}");
         }
     }
 }
@@ -108,7 +109,7 @@ fn each_two_strategies_can_be_exchanged_or_it_is_said_why_not() {
 #[test]
 fn a_plan_that_stays_with_a_strategy_or_that_nobody_may_carry_out_is_blocked() {
     let blocked = |spec: &str, pair| -> Vec<String> {
-        let plan = Case::of(Keeper::Hosted, spec).plan(pair);
+        let plan = Case::of(ManagedBy::Hosted, spec).plan(pair);
         plan.blockers.into_iter().map(|blocker| format!("{}; {}", blocker.what, blocker.remedy)).collect()
     };
     let only = |found: Vec<String>, expected: &str| {
@@ -124,7 +125,7 @@ fn a_plan_that_stays_with_a_strategy_or_that_nobody_may_carry_out_is_blocked() {
     only(blocked(inside, there), "tunnelingAgentIP: 100.64.30.10 (the default) lies in the pod network");
     let six = r#"{"clusterNetwork": {"tunnelingAgentIP": "2001:db8::1"}}"#;
     assert!(blocked(six, [LoadBalancer, Tunneling]).iter().any(|text| text.contains("family")));
-    let mut going = Case::of(Keeper::Hosted, "{}");
+    let mut going = Case::of(ManagedBy::Hosted, "{}");
     going.cluster.metadata.deletion_timestamp = "2026-01-02T03:04:05Z".parse().ok();
     assert_eq!(going.plan(there).blockers[0].what, "the Cluster is being deleted");
 }
@@ -132,7 +133,7 @@ fn a_plan_that_stays_with_a_strategy_or_that_nobody_may_carry_out_is_blocked() {
 #[test]
 fn a_migration_whose_proofs_nobody_could_make_is_not_begun_and_its_way_back_is_open() {
     let inside = |reason: &str| {
-        let mut case = Case::of(Keeper::Elsewhere, "{}");
+        let mut case = Case::of(ManagedBy::Elsewhere, "{}");
         let condition = format!(r#"{{"status": "False", "reason": "{reason}", "message": "no Secret x"}}"#);
         case.cluster.status.conditions.insert(USER_CLUSTER_READY.into(), crate::testing::read(&condition));
         case
@@ -156,17 +157,17 @@ fn a_migration_whose_proofs_nobody_could_make_is_not_begun_and_its_way_back_is_o
 
 #[test]
 fn without_an_address_there_is_no_door_to_keep() {
-    let case = Case::of(Keeper::Hosted, "{}");
+    let case = Case::of(ManagedBy::Hosted, "{}");
     let by = |strategy| {
         let alone = Door::of(&case.cluster, strategy).alone(&case.cluster);
         plan_of(&alone, &case.seed, &Default::default(), LoadBalancers::CloudAndGateway)
     };
     let (from, to) = (by(LoadBalancer), by(Tunneling));
     let both = both(&from, &to);
-    let (cluster, keeper) = (&case.cluster, Keeper::Hosted);
+    let (cluster, managed_by) = (&case.cluster, ManagedBy::Hosted);
     let facts = Facts {
         cluster,
-        keeper,
+        managed_by,
         from: &from,
         to: &to,
         both: &both,
@@ -183,7 +184,7 @@ fn without_an_address_there_is_no_door_to_keep() {
 
 #[test]
 fn names_that_a_certificate_elsewhere_lacks_are_reported() {
-    let mut case = Case::of(Keeper::Elsewhere, "{}");
+    let mut case = Case::of(ManagedBy::Elsewhere, "{}");
     let missing = |case: &Case| case.plan([LoadBalancer, Tunneling]).missing_names;
     let notes = |case: &Case| case.plan([LoadBalancer, Tunneling]).notes.join("\n");
     assert!(missing(&case).is_empty() && notes(&case).contains("Nobody looked at its certificate"));
@@ -192,7 +193,7 @@ fn names_that_a_certificate_elsewhere_lacks_are_reported() {
     assert!(notes(&case).contains("Step 1 waits until its certificate has 100.64.30.10, a.north"));
     case.presented = Some(vec!["100.64.30.10".into(), "*.North.kkp.example.com".into()]);
     assert_eq!(missing(&case), Vec::<String>::new());
-    case.keeper = Keeper::Hosted;
+    case.managed_by = ManagedBy::Hosted;
     case.presented = Some(Vec::new());
     assert_eq!(missing(&case), Vec::<String>::new(), "Portico issues it anew");
 }
@@ -213,7 +214,7 @@ fn a_name_with_a_star_stands_for_one_label_and_for_no_address() {
 #[test]
 fn a_plan_knows_what_is_under_way() {
     let notes = |now, pair| {
-        let case = Case { now, ..Case::of(Keeper::Hosted, "{}") };
+        let case = Case { now, ..Case::of(ManagedBy::Hosted, "{}") };
         let plan = case.plan(pair);
         assert_eq!(plan.blockers, []);
         (plan.notes[0].clone(), plan.steps[0].name)
@@ -235,7 +236,7 @@ fn what_else_depends_on_the_address_is_noted() {
     let spec = r#"{"clusterNetwork": {"tunnelingAgentIP": "100.64.30.99"}, "cloud": {"dc": "here"},
         "mla": {"monitoringEnabled": true},
         "componentsOverride": {"apiserver": {"endpointReconcilingDisabled": true}}}"#;
-    let mut case = Case::of(Keeper::Hosted, spec);
+    let mut case = Case::of(ManagedBy::Hosted, spec);
     case.seed = seed("north", r#"{"mla": {"userClusterMLAEnabled": true}, "datacenters": {"here": {}}}"#);
     case.cluster.metadata.annotations.insert(MAX_CONNECTIONS.into(), "100".into());
     let leaving = case.plan([Tunneling, NodePort]).notes.join("\n");
@@ -256,7 +257,7 @@ fn what_else_depends_on_the_address_is_noted() {
 
 #[test]
 fn where_no_gateway_can_tell_the_old_door_apart_only_an_order_closes_it() {
-    let case = Case::of(Keeper::Hosted, "{}");
+    let case = Case::of(ManagedBy::Hosted, "{}");
     let past = Case { seed: seed("north", r#"{"nodeportProxy": {"disable": true}}"#), ..case.clone() };
     for (case, pair, why) in [
         (&case, [NodePort, LoadBalancer], Some("the same ports of the gateway")),
@@ -276,22 +277,22 @@ fn where_no_gateway_can_tell_the_old_door_apart_only_an_order_closes_it() {
 
 #[test]
 fn the_page_of_a_hosted_cluster() {
-    insta::assert_snapshot!(Case::of(Keeper::Hosted, "{}").plan([NodePort, Tunneling]));
+    insta::assert_snapshot!(Case::of(ManagedBy::Hosted, "{}").plan([NodePort, Tunneling]));
 }
 
 #[test]
 fn the_page_beside_kkp() {
-    insta::assert_snapshot!(Case::of(Keeper::Kkp, "{}").plan([Tunneling, LoadBalancer]));
+    insta::assert_snapshot!(Case::of(ManagedBy::Kkp, "{}").plan([Tunneling, LoadBalancer]));
 }
 
 #[test]
 fn the_page_of_somebodys_pods() {
-    insta::assert_snapshot!(Case::of(Keeper::Pods, "{}").plan([NodePort, Tunneling]));
+    insta::assert_snapshot!(Case::of(ManagedBy::Pods, "{}").plan([NodePort, Tunneling]));
 }
 
 #[test]
 fn programs_read_a_plan_in_camel_case() {
-    let plan = Case::of(Keeper::Hosted, "{}").plan([NodePort, Tunneling]);
+    let plan = Case::of(ManagedBy::Hosted, "{}").plan([NodePort, Tunneling]);
     let json = serde_json::to_value(&plan).unwrap();
     let mut fields: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
     fields.sort_unstable();
@@ -333,11 +334,11 @@ fn any_case() -> impl Strategy<Value = (Case, [ExposeStrategy; 2])> {
     ]);
     let state = prop::option::of(prop::sample::select(MigrationState::ALL.to_vec()));
     let presented = prop::option::of(prop::collection::vec("[*a-z.0-9:]{0,12}", 0..4));
-    let keeper = prop::sample::select(ALL.to_vec());
+    let managed_by = prop::sample::select(ALL.to_vec());
     let strategies = [strategy(), strategy(), strategy(), strategy()];
-    (keeper, spec, seed_spec, state, presented, strategies).prop_map(
-        |(keeper, spec, seed_spec, state, presented, [from, to, first, second])| {
-            let mut case = Case::of(keeper, spec);
+    (managed_by, spec, seed_spec, state, presented, strategies).prop_map(
+        |(managed_by, spec, seed_spec, state, presented, [from, to, first, second])| {
+            let mut case = Case::of(managed_by, spec);
             case.seed = seed("north", seed_spec);
             case.presented = presented.map(|names| names.into_iter().map(Into::into).collect());
             case.now = state.and_then(|state| at(first, second, state));

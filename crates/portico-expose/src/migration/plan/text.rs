@@ -5,7 +5,7 @@ use std::fmt;
 use portico_api::annotations::{EXPOSE, EXPOSE_NAMESPACED};
 use portico_api::service::Service;
 
-use super::{DoorPlan, Keeper, MigrationPlan, Party};
+use super::{DoorPlan, ManagedBy, MigrationPlan, Party};
 
 /// Columns of a terminal, as the help of the command line has them.
 const COLUMNS: usize = 110;
@@ -13,7 +13,7 @@ const COLUMNS: usize = 110;
 /// The word of a line in a step, and where its text begins.
 const INDENT: usize = 16;
 
-impl fmt::Display for Keeper {
+impl fmt::Display for ManagedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Hosted => "Portico hosts it",
@@ -36,14 +36,15 @@ impl fmt::Display for Party {
 
 impl fmt::Display for MigrationPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let restarts = match (self.keeper, self.restarts_api_server) {
-            (Keeper::Hosted, _) => "the API server does not restart",
-            (Keeper::Elsewhere, _) => "Portico restarts nothing there",
+        let restarts = match (self.managed_by, self.restarts_api_server) {
+            (ManagedBy::Hosted, _) => "the API server does not restart",
+            (ManagedBy::Elsewhere, _) => "Portico restarts nothing there",
             (_, false) => "the API server need not restart",
             (_, true) => "the API server restarts",
         };
         let (from, to) = (self.from.strategy, self.to.strategy);
-        let title = format!("Cluster {}, from {from} to {to}: {}, {restarts}.", self.cluster, self.keeper);
+        let title =
+            format!("Cluster {}, from {from} to {to}: {}, {restarts}.", self.cluster, self.managed_by);
         lines(f, "", 0, &title)?;
         for (index, blocker) in self.blockers.iter().enumerate() {
             if index == 0 {
@@ -81,8 +82,8 @@ impl MigrationPlan {
         for service in &both.services {
             writeln!(f, "  Service {:<width$}  {}", service.metadata.name, exposed(service))?;
         }
-        let certificate = match (self.keeper, &self.missing_names[..]) {
-            (Keeper::Hosted, _) => "Portico issues it with the names of both".to_owned(),
+        let certificate = match (self.managed_by, &self.missing_names[..]) {
+            (ManagedBy::Hosted, _) => "Portico issues it with the names of both".to_owned(),
             (_, []) => "nothing is known to be missing".to_owned(),
             (_, missing) => format!("lacks {}", missing.join(", ")),
         };

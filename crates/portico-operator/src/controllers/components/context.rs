@@ -37,7 +37,8 @@ pub(super) struct Context {
     pub(super) seeds: Store<Served<Seed>>,
     /// The objects of the gateway, in the order in which they are made.
     pub(super) parts: Vec<(Part, Box<dyn Managed>)>,
-    /// The certificate of the tunnel listener, with its Secret and its authority.
+    /// The certificate of the tunnel listener: which one it is, its Secret, its authority, and the
+    /// authorities that agents trust.
     pub(super) issued: Issued,
     pub(super) certificate: ManagedObject<Secret>,
     pub(super) authority: ManagedObject<Secret>,
@@ -93,6 +94,7 @@ impl Context {
         self.held().for_each(Managed::forget);
         self.status.seeds(|seeds| {
             seeds.reports.clear();
+            seeds.certificate_ends = None;
             seeds.observing = None;
         });
     }

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::context::Context;
 use crate::cache::api;
-use crate::condition::{State, condition};
+use crate::condition::{State, condition_after};
 use crate::installation::reference;
 use crate::status::SeedReport;
 use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, must_lead, request};
@@ -43,8 +43,10 @@ impl Context {
         let State { ready, reason, message } = state;
         let before = self.status.seeds(|seeds| seeds.reports.get(&key).cloned());
         let known = before.as_ref().filter(|before| before.condition_written);
-        let same = known.is_some_and(|b| (b.ready, b.reason, &b.message) == (*ready, *reason, message));
-        let written = if same { Ok(()) } else { self.write_condition(seed, state).await };
+        // The text of a failed pass may not have been written yet.
+        let same =
+            !failed && known.is_some_and(|b| (b.ready, b.reason, &b.message) == (*ready, *reason, message));
+        let written = if same { Ok(()) } else { self.write_condition(seed, state, failed).await };
         match &written {
             Ok(()) => {}
             Err(WriteError::NotLeading) => return written,
@@ -85,7 +87,7 @@ impl Context {
     }
 
     /// Writes the condition, if it says something else than before.
-    async fn write_condition(&self, seed: &Seed, state: &State) -> Result<(), WriteError> {
+    async fn write_condition(&self, seed: &Seed, state: &State, failed: bool) -> Result<(), WriteError> {
         let api = api::<Written>(&self.client, &seed.metadata.namespace);
         let name = &seed.metadata.name;
         let Some(found) = request("reading the Seed", api.get_opt(name)).await? else { return Ok(()) };
@@ -93,7 +95,8 @@ impl Context {
         let before = found.pointer("/status/conditions").and_then(|all| all.get(CONDITION));
         let before: Option<ClusterCondition> =
             before.and_then(|before| serde_json::from_value(before.clone()).ok());
-        let (condition, changed) = condition(before.as_ref(), state.ready, state.reason, &state.message);
+        let says = (state.ready, state.reason, &*state.message);
+        let (condition, changed) = condition_after(before.as_ref(), says, failed);
         if !changed {
             return Ok(());
         }

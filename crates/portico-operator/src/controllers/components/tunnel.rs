@@ -1,9 +1,10 @@
-//! The certificate of the tunnel listener, and what agents trust: made here, or provided and judged.
+//! The certificate of the tunnel listener, and the authorities that agents trust. Both are made here, or
+//! provided and judged.
 //!
 //! Secrets and names are those of [`portico_pki::inventory`]. An authority that is gone is not made anew
-//! while there is something that it signed: agents would trust nothing any more. The ConfigMap has what
-//! agents must trust, also for a certificate that is provided, so that what tells them needs no right to read
-//! a private key.
+//! while a certificate of it remains: agents would trust nothing any more. The ConfigMap has the authorities
+//! that agents must trust, also for a provided certificate. So a reader of it needs no right to read a
+//! private key.
 
 use std::net::IpAddr;
 
@@ -17,6 +18,7 @@ use portico_pki::{IssueError, Names, Pair, Profile, ends, unfit};
 use serde_json::json;
 
 use super::context::Context;
+use crate::clock::{CLOCK_OFF, far_off, waits};
 use crate::condition::State;
 use crate::issued::{Issued, text};
 use crate::managed::{Managed, Presence};
@@ -121,6 +123,11 @@ impl Context {
             return stays(self.authority_is_gone());
         }
         let due = self.issued.due(found.as_ref(), pair, profile, now).map_err(impossible)?;
+        if due.replaces
+            && let Some(clock) = far_off(&self.client, self.settings.clock).await
+        {
+            return stays(State::bad(CLOCK_OFF, waits(&clock)));
+        }
         if let Some((secret, step)) = due.authority {
             self.write(seed, &self.authority, &secret).await?;
             if let Some(step) = step {

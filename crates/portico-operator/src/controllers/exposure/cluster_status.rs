@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::context::Context;
 use super::reports::report;
 use super::write::{reachability_after, unless_another_leads};
-use crate::condition::condition;
+use crate::condition::condition_after;
 use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, has_condition};
 
 /// While the CustomResourceDefinition of Clusters drops conditions, one write is tried at this interval, to
@@ -35,7 +35,7 @@ impl Context {
         let written = if outdated.is_some_and(|until| Instant::now() < until) {
             Err(RequestError::Dropped { kind: "Clusters", field: "status.conditions" }.into())
         } else {
-            let written = self.write_status(cluster, reachability, address).await;
+            let written = self.write_status(cluster, reachability, address, failed).await;
             let dropped =
                 matches!(&written, Err(error) if reachability_after(error).reason == DEFINITION_OUTDATED);
             *self.outdated_until() = dropped.then(|| Instant::now() + PROBE);
@@ -66,11 +66,12 @@ impl Context {
         cluster: &Cluster,
         reachability: &Reachability,
         address: Option<&Address>,
+        failed: bool,
     ) -> Result<(), WriteError> {
         let Reachability { exposed, reason, message } = reachability;
         let (name, own) = (&*cluster.metadata.name, cluster.name().namespace());
         let before = cluster.status.conditions.get(EXPOSED);
-        let (condition, changed) = condition(before, *exposed, reason, message);
+        let (condition, changed) = condition_after(before, (*exposed, reason, message), failed);
         let moved =
             |address: &Address| cluster.status.address != *address || *cluster.status.namespace_name != *own;
         if !changed && !address.is_some_and(moved) {

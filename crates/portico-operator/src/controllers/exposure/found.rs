@@ -1,4 +1,4 @@
-//! What the seed's objects say about one cluster, for planning.
+//! The facts about one cluster from the seed's objects, for planning.
 
 use jiff::Timestamp;
 use portico_api::annotations::EXPOSE;
@@ -8,7 +8,7 @@ use portico_expose::doors::Doors;
 use portico_expose::exposure::{Found, doors_of_services};
 use portico_expose::inputs::{Ingress, Scope};
 use portico_expose::migration::Now;
-use portico_expose::migration::plan::{has_two_doors, keeper};
+use portico_expose::migration::plan::{has_two_doors, managed_by};
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use serde_json::Value;
@@ -18,7 +18,7 @@ use super::objects::{addresses_of, node_ports_of};
 use crate::write::is_terminating;
 
 impl Context {
-    /// What is known of `cluster`, without its name in DNS.
+    /// The known facts about `cluster`, without its name in DNS.
     pub(super) fn found(&self, cluster: &Cluster) -> Found {
         let namespace = cluster.name().namespace();
         let service = |name: &str| self.services.get(&namespace, name).map(|seen| seen.value());
@@ -62,7 +62,7 @@ impl Context {
         Ok(recorded.map(|doors| {
             let moves = doors.now.second.is_none() && doors.now.first != wanted && cluster.may_migrate();
             // A cluster that can have only one door changes to the new one at once, as with KKP.
-            let at_once = moves && !has_two_doors(keeper(cluster, false));
+            let at_once = moves && !has_two_doors(managed_by(cluster, false));
             if at_once { doors.moved_to(Now::settled(wanted)) } else { doors }
         }))
     }

@@ -13,7 +13,7 @@ use kube::api::Patch;
 use portico_api::annotations::{MIGRATION_LABEL, MIGRATION_LABEL_OURS};
 use portico_api::cluster::{Cluster, MIGRATING};
 use portico_api::exposed_cluster::MigrationState;
-use portico_api::migration::{MIGRATION, SETTLED};
+use portico_api::migration::{MIGRATION, ROLLBACK, SETTLED};
 use portico_expose::doors::told_apart;
 use portico_expose::exposure::{Exposure, reachability_of_second};
 use portico_expose::migration::last_use::LastUse;
@@ -34,7 +34,7 @@ use crate::condition::write_condition;
 use crate::controllers::exposed::reference;
 use crate::write::{WriteError, must_lead};
 
-/// When to look again while a migration waits: what is outside of the seed tells nothing by itself.
+/// When to look again while a migration waits. Nothing outside of the seed triggers a look by itself.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Clients of this period are always among those to name, also where the setting `quiet` is shorter.
@@ -70,7 +70,7 @@ impl Context {
         // The order was for the door as it was before.
         let opens = next.now.second.filter(|second| goes_on && second.state == MigrationState::Opening);
         if opens.is_some_and(|door| settings.is_ok_and(|settings| settings.close == Some(door.strategy))) {
-            self.drop_order(cluster, version, false).await?;
+            self.drop_order(cluster, version, json!({})).await?;
         }
         if goes_on && self.write_exposed(cluster, Some(&done.doors.moved_to(next.now))).await?.is_some() {
             return Ok(Some(PERIOD));
@@ -86,7 +86,7 @@ impl Context {
         Ok(Some(if goes_on { Duration::ZERO } else { PERIOD }))
     }
 
-    /// What is seen of what the present state waits for, from here and inside the cluster.
+    /// The observations that the present state waits for, from here and inside the cluster.
     async fn facts(&self, cluster: &Cluster, done: &Done) -> Result<Facts, WriteError> {
         let Done { doors, exposure, found, .. } = done;
         let mut facts = Facts::unknown(doors.now);
@@ -130,8 +130,8 @@ impl Context {
         Ok(facts)
     }
 
-    /// Whether the door that is to close is still used, by what every gateway says of it: those too that are
-    /// not ready, for they may have connections of before. `None` if the door is not planned yet.
+    /// Whether the door that is to close is still used, as every gateway says. Gateways that are not ready
+    /// are asked too: they may have connections of before. `None` if the door is not planned yet.
     async fn use_of_second(&self, cluster: &Cluster, done: &Done) -> Option<Use> {
         let name = &*cluster.metadata.name;
         let Done { doors, exposure, .. } = done;
@@ -153,8 +153,8 @@ impl Context {
         Some(last_use.update(&answers, quiet.max(RECENT), clock))
     }
 
-    /// Whether the load balancer of a door that was closed is gone, which the pass before this has deleted:
-    /// what made it in a cloud may hold it for minutes.
+    /// Whether the load balancer Service of a closed door is gone, which an earlier pass has deleted. The
+    /// cloud's controller may hold it for minutes.
     async fn gone_on_seed(&self, cluster: &Cluster, exposure: &Exposure) -> Result<Fact, WriteError> {
         if exposure.services.iter().any(|service| service.name == FRONT) {
             return Ok(Fact::So);
@@ -193,36 +193,38 @@ impl Context {
         self.events.publish(&reference(cluster), note).await;
     }
 
-    /// Takes off the Cluster what counted for one migration: the order to close a door, and the label if it
-    /// is that of `portico migrate`. Left behind, the order would close the same door at once the next time
-    /// round.
+    /// Takes off the Cluster the settings for one migration. These are the order to close a door, the mark of
+    /// a rollback, and the label if it is that of `portico migrate`. Left behind, the order would close the
+    /// same door at once the next time round.
     async fn tidy(&self, cluster: &Cluster, version: Option<&str>) -> Result<(), WriteError> {
         let metadata = &cluster.metadata;
-        let label =
-            metadata.labels.get(MIGRATION_LABEL).is_some_and(|value| &**value == MIGRATION_LABEL_OURS);
+        let mut more = json!({});
+        if metadata.label(MIGRATION_LABEL) == Some(MIGRATION_LABEL_OURS) {
+            more["labels"] = json!({MIGRATION_LABEL: null});
+        }
+        if metadata.annotation(ROLLBACK).is_some() {
+            more["annotations"] = json!({ROLLBACK: null});
+        }
         let ordered = cluster.migration_settings().is_ok_and(|settings| settings.close.is_some());
-        if label || ordered { self.drop_order(cluster, version, label).await } else { Ok(()) }
+        if ordered || more != json!({}) { self.drop_order(cluster, version, more).await } else { Ok(()) }
     }
 
-    /// Takes the order to close a door off the Cluster, and, if `label`, the label too.
+    /// Takes the order to close a door off the Cluster; `metadata` is what is changed with it.
     async fn drop_order(
         &self,
         cluster: &Cluster,
         version: Option<&str>,
-        label: bool,
+        mut metadata: Value,
     ) -> Result<(), WriteError> {
-        let mut metadata = json!({"resourceVersion": version});
-        if label {
-            metadata["labels"] = json!({MIGRATION_LABEL: null});
-        }
+        metadata["resourceVersion"] = json!(version);
         if let Some(settings) = cluster.metadata.annotation(MIGRATION) {
-            metadata["annotations"] = json!({MIGRATION: without_order(settings)});
+            metadata["annotations"][MIGRATION] = without_order(settings);
         }
         let patch = json!({"metadata": metadata});
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
         let (params, patch) = (merging(), Patch::Merge(&patch));
         let written = clusters.patch(&cluster.metadata.name, &params, &patch);
-        let what = format!("label and annotation {MIGRATION} of the Cluster");
+        let what = format!("label and annotations {MIGRATION} and {ROLLBACK} of the Cluster");
         let written = self.request(&what, written).await?;
         self.wrote_cluster(&written);
         Ok(())
@@ -330,6 +332,23 @@ mod tests {
         let next = Next { now: now_settled, waits_for: Vec::new(), later: None, aside: None };
         context.write_migration(cluster, &next).await.unwrap();
         assert!(context.written.is_ahead_of(&before) && !context.written.is_ahead_of(&now()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_mark_of_a_rollback_stays_until_one_door_is_left() {
+        let api = FakeApi::default();
+        let annotations = json!({MIGRATION: "quiet=1m,close=NodePort", ROLLBACK: "NodePort"});
+        let labels = json!({MIGRATION_LABEL: "portico"});
+        let metadata = json!({"name": "a", "uid": "1", "labels": labels, "annotations": annotations});
+        api.put_of("clusters", json!({"metadata": metadata, "spec": {}}));
+        let context = context(&api).await;
+        let metadata = || api.all_of("clusters").remove(0)["metadata"].clone();
+        let read = || -> Cluster { serde_json::from_value(api.all_of("clusters").remove(0)).unwrap() };
+        context.drop_order(&read(), None, json!({})).await.unwrap();
+        assert_eq!(metadata()["annotations"], json!({MIGRATION: "quiet=1m", ROLLBACK: "NodePort"}));
+        context.tidy(&read(), None).await.unwrap();
+        assert_eq!(metadata()["annotations"], json!({MIGRATION: "quiet=1m"}));
+        assert!(metadata()["labels"][MIGRATION_LABEL].is_null());
     }
 
     #[test]

@@ -12,8 +12,8 @@ use portico_api::cluster::Cluster;
 use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_expose::doors::Doors;
 use portico_expose::exposure::{
-    CLUSTER_LABEL, Exposure, Found, Reachability, exposure, namespace, reachability, remembered_node_port,
-    slices_to_gateways,
+    CLUSTER_LABEL, Exposure, Found, Reachability, Wanted, exposure, namespace, reachability,
+    remembered_node_port, slices_to_gateways,
 };
 use portico_expose::networks::agent_ip;
 use portico_expose::resolve::DecidedBy;
@@ -111,6 +111,12 @@ impl Context {
         self.put(cluster, &self.namespaces, "", &namespace(cluster)).await?;
         let remembered = remembered_node_port(cluster, &wanted, found.doors.as_ref());
         for service in &wanted.services {
+            // Its slices are first: `put_service` deletes those of Kubernetes, and the next Service may fail.
+            let of_service =
+                |slice: &&Wanted| slice.fields["metadata"]["labels"][SERVICE_NAME_LABEL] == service.name;
+            for slice in wanted.slices.iter().filter(of_service) {
+                self.put(cluster, &self.slices, &own, slice).await?;
+            }
             if self.put_service(cluster, &own, service.clone(), remembered).await?
                 && let Some(written) = self.services.get(&own, &service.name)
             {
@@ -125,9 +131,9 @@ impl Context {
             for service in &wanted.services {
                 self.put(cluster, &self.services, &own, service).await?;
             }
-        }
-        for slice in &wanted.slices {
-            self.put(cluster, &self.slices, &own, slice).await?;
+            for slice in &wanted.slices {
+                self.put(cluster, &self.slices, &own, slice).await?;
+            }
         }
         self.remove_leftovers(&own, &wanted).await?;
         let recorded = found.doors.clone();

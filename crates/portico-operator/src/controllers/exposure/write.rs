@@ -73,8 +73,8 @@ pub(super) fn reachability_after(error: &WriteError) -> Reachability {
 const SELECTOR: &str = "selector of Service";
 
 impl Context {
-    /// Applies a Service. A Service without a NodePort asks for the `remembered` one, which users know. The
-    /// Service is gone, or its door was closed and is opened again.
+    /// Applies a Service. A Service without a NodePort asks for the `remembered` one, which users know: the
+    /// Service was gone, or its door was closed and is opened again.
     pub(super) async fn put_service(
         &self,
         cluster: &Cluster,

@@ -1,4 +1,4 @@
-//! What a reconciliation of a control plane needs and knows.
+//! The tools and the state of a reconciliation of a control plane.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +24,9 @@ use crate::work_counters::WorkCounters;
 
 /// The reason of a Cluster that cannot be hosted as it is written.
 pub(super) const INVALID: &str = "InvalidConfiguration";
+
+/// The reason of one that serves, with authorities that end within a year.
+pub(super) const AUTHORITIES_END: &str = "AuthoritiesEnd";
 
 /// What the controller does, on Events.
 pub(super) const ACTION: &str = "KeepControlPlane";
@@ -91,14 +94,20 @@ impl Context {
 
     /// Drops what is recorded about Clusters that are gone.
     pub(super) fn forget_gone(&self) {
-        self.status.control_planes(|planes| planes.reports.retain(|name, _| self.clusters.exists(name)));
+        self.status.control_planes(|planes| {
+            planes.reports.retain(|name, _| self.clusters.exists(name));
+            planes.authority_ends.retain(|name, _| self.clusters.exists(name));
+        });
         self.all_backoffs().retain(|name, _| self.clusters.exists(name));
         self.alarms.retain(|name| self.clusters.exists(name));
         self.written.forget();
     }
 
     pub(super) fn forget(&self, name: &str) {
-        self.status.control_planes(|planes| planes.reports.remove(name));
+        self.status.control_planes(|planes| {
+            planes.reports.remove(name);
+            planes.authority_ends.remove(name);
+        });
         self.all_backoffs().remove(name);
     }
 

@@ -1,7 +1,7 @@
 //! How a control plane ends: a finalizer keeps the Cluster until its namespace is gone.
 //!
 //! Nothing inside the user cluster is asked for: a cluster whose API server never comes up is deleted as any
-//! other. What does not go by itself is named after a stated time.
+//! other. An object that does not go by itself is named after a stated time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch};
+use portico_api::annotations::CONTROL_PLANE_FINALIZER as FINALIZER;
 use portico_api::cluster::Cluster;
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_kube::apply::merging;
@@ -26,9 +27,6 @@ use crate::clock::ahead;
 use crate::condition::State;
 use crate::controllers::exposure::belongs_to;
 use crate::write::{WriteError, is_terminating, must_lead, only_this, request};
-
-/// The finalizer.
-const FINALIZER: &str = "portico.k8c.io/control-plane";
 
 /// How long its pods may take to end before the namespace is deleted with them.
 const PODS_PATIENCE: SignedDuration = SignedDuration::from_mins(1);
@@ -49,7 +47,7 @@ pub(super) fn is_held(cluster: &Cluster) -> bool {
 
 /// Whether the Cluster with this metadata waits for its control plane to go. Its spec may be unreadable.
 pub(super) fn holds(metadata: &ObjectMeta) -> bool {
-    metadata.finalizers.iter().any(|finalizer| &**finalizer == FINALIZER)
+    metadata.has_finalizer(FINALIZER)
 }
 
 impl Context {
@@ -151,8 +149,8 @@ impl Context {
     }
 
     /// Ends pods before their workloads do. An API server would go on serving until its clients have found
-    /// another one, and there is none. A kubelet keeps to the grace period that it gets first. What a
-    /// workload makes anew in between goes with it.
+    /// another one, and there is none. A kubelet keeps to the grace period that it gets first. Objects that a
+    /// workload makes anew in between go with it.
     async fn end_pods(&self, namespace: &str) -> Result<(), WriteError> {
         let pods = api::<Pod>(&self.client, namespace);
         for pod in to_end(self.pods.in_namespace(namespace)) {
@@ -187,8 +185,8 @@ impl Context {
     }
 }
 
-/// Whether all is gone that was to end before the namespace. What the API server refuses to delete it may
-/// refuse for ever: once that has taken too long, it is left to the namespace.
+/// Whether all is gone that was to end before the namespace. The API server may refuse a deletion for ever.
+/// Once that has taken too long, the object is left to the namespace.
 fn is_gone(ended: Result<bool, WriteError>, impatient: bool) -> Result<bool, WriteError> {
     match ended {
         Err(error) if impatient && error.status().is_some() => Ok(false),
@@ -207,7 +205,7 @@ fn to_end(mut pods: Vec<Arc<Cached<Pod>>>) -> Vec<Arc<Cached<Pod>>> {
     pods
 }
 
-/// What a namespace that is being deleted still has, as Kubernetes says it.
+/// The remaining objects of a namespace that is being deleted, in Kubernetes' words.
 fn left(namespace: &Value) -> String {
     let conditions = namespace.pointer("/status/conditions").and_then(Value::as_array);
     let holds = conditions.into_iter().flatten().filter(|condition| condition["status"] == "True");

@@ -26,12 +26,12 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::alarms::Alarm;
-use super::context::{ACTION, Context, INVALID};
+use super::context::{ACTION, AUTHORITIES_END, Context, INVALID};
 use super::health::{self, Component, Health};
 use super::kinds::{Kind, Shared};
 use super::secrets::Reviewed;
 use crate::cache::api;
-use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
+use crate::clock::{CLOCK_OFF, CLOCK_PERIOD, waits};
 use crate::condition::{State, one_text};
 use crate::contention::RepairBackoffs;
 use crate::controllers::exposed::reference;
@@ -141,6 +141,7 @@ impl Context {
         let workloads = plane.objects.iter().filter(|object| WORKLOADS.contains(&names(object).0));
         let components = self.components(&subject.namespace, workloads);
         let state = state(&subject, &plane, &components, self.alarms.of(cluster));
+        let state = with_endings(state, reviewed.review.ending_authorities((self.settings.clock)()));
         let rolled_out = Some(self.is_rolled_out(&subject, &plane));
         Ok(Outcome { state, health: Some(Health { layout, components, rolled_out }), due })
     }
@@ -152,7 +153,7 @@ impl Context {
         self.usable(cluster, &seeds, &configuration).err()
     }
 
-    /// What a Cluster stands in, and its layout; or why it cannot be hosted.
+    /// The scope of a Cluster, and its layout; or why it cannot be hosted.
     fn usable<'a>(
         &self,
         cluster: &'a Cluster,
@@ -198,7 +199,7 @@ impl Context {
         Ok(if is_there { serde_json::from_value(value).ok() } else { None })
     }
 
-    /// What must not be changed under a cluster that has data: where it is.
+    /// The status of a Cluster whose change would move its data: that must not happen.
     fn another_shape(&self, subject: &Subject<'_>, plane: &ControlPlane) -> Option<State> {
         let wanted =
             |name: &str| plane.objects.iter().find(|object| names(object) == (StatefulSet::KIND, name));
@@ -228,7 +229,8 @@ impl Context {
         None
     }
 
-    /// What etcd held is gone: an empty one in its place, under the same name, would look well.
+    /// The status if the data of etcd is gone: an empty one in its place, under the same name, would look
+    /// well.
     async fn data_lost(&self, subject: &Subject<'_>) -> Result<Option<State>, WriteError> {
         let members = 0..portico_hosting::MOST_MEMBERS;
         let names: Vec<String> = members.map(portico_hosting::claim_name).collect();
@@ -254,7 +256,7 @@ impl Context {
     }
 
     /// Applies the objects of the plan. A workload is made once those before it serve, so that none begins
-    /// with a crash; what exists is kept as it should be in any case.
+    /// with a crash. Existing objects are kept as they should be in any case.
     async fn apply(
         &self,
         subject: &Subject<'_>,
@@ -382,8 +384,8 @@ fn members(set: &Value) -> Option<usize> {
     Some(list.split(',').count())
 }
 
-/// An object as it is wanted, with the class and size that its volumes have: of a volume that exists neither
-/// can be changed here, and to ask for it would keep the rest from being written.
+/// An object as it is wanted, with the class and size that its volumes have. Neither can be changed here for
+/// a volume that exists. A request to change it would keep the rest from being written.
 fn kept_storage(wanted: &Value, found: Option<&Value>) -> Value {
     let mut kept = wanted.clone();
     for claim in ["/spec", "/spec/volumeClaimTemplates/0/spec"] {
@@ -405,11 +407,7 @@ fn until(time: Timestamp, now: Timestamp) -> Duration {
 /// Status of a control plane if Secrets keep the rest from being written.
 fn secrets_state(reviewed: &Reviewed) -> Option<State> {
     if let Some(clock) = &reviewed.clock {
-        let message = format!(
-            "certificates are due or seem lost, and the operator's clock is {clock}: nothing is written \
-             before it is right. See NTP on the operator's node and on the seed's control plane"
-        );
-        return Some(State::bad(CLOCK_OFF, message));
+        return Some(State::bad(CLOCK_OFF, waits(clock)));
     }
     if let Some(lost) = reviewed.review.lost.first() {
         let more = match reviewed.review.lost.len() - 1 {
@@ -426,6 +424,16 @@ fn secrets_state(reviewed: &Reviewed) -> Option<State> {
     Some(State::bad("ForeignObject", message))
 }
 
+/// Adds to the status of a control plane without trouble that `authorities` end.
+pub(super) fn with_endings(state: State, authorities: Option<String>) -> State {
+    match authorities {
+        Some(ends) if ["Ready", "Paused"].contains(&state.reason) => {
+            State::good(AUTHORITIES_END, format!("{}; {ends}", state.message))
+        }
+        _ => state,
+    }
+}
+
 /// Status of a control plane once everything is written.
 fn state(
     subject: &Subject<'_>,
@@ -434,7 +442,7 @@ fn state(
     alarm: Option<Alarm>,
 ) -> State {
     let what = format!("Kubernetes {}, {}", plane.version, plane.layout);
-    // Whatever is not ready may be so by it.
+    // The alarm may be the cause of everything that is not ready.
     if let Some(alarm) = alarm {
         return alarm.state(&what, &health::text(components));
     }
@@ -448,6 +456,23 @@ fn state(
         (false, _) => {
             let reason = if subject.is_initialized() { "NotServing" } else { "Starting" };
             State::bad(reason, format!("{what}: {}", health::text(components)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn authorities_that_end_are_told_of_beside_no_other_trouble() {
+        let ends = || Some("authorities end: Secret ca".to_owned());
+        let ready = || State::good("Ready", "Kubernetes 1.35.8".to_owned());
+        let told = State::good("AuthoritiesEnd", "Kubernetes 1.35.8; authorities end: Secret ca".to_owned());
+        assert_eq!(with_endings(ready(), ends()), told);
+        assert_eq!(with_endings(ready(), None), ready());
+        for other in [State::good("Degraded", String::new()), State::bad("NotServing", String::new())] {
+            assert_eq!(with_endings(other.clone(), ends()), other);
         }
     }
 }

@@ -10,13 +10,13 @@ use portico_source::served::Served;
 use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
-use super::context::{ACTION, Context};
+use super::context::{ACTION, AUTHORITIES_END, Context};
 use super::health::{self, Health};
-use crate::condition::{State, condition};
+use crate::condition::{State, condition, condition_after};
 use crate::controllers::exposed::reference;
 use crate::write::{WriteError, has_condition, must_lead, request};
 
-/// What is the way of every control plane that begins or ends: neither a warning in the log nor on the
+/// States of every control plane that begins or ends. They cause neither a warning in the log nor one on the
 /// Cluster.
 const EXPECTED: [&str; 3] = ["NotExposed", "Starting", "Terminating"];
 
@@ -33,7 +33,7 @@ impl Context {
         health: Option<&Health>,
         failed: bool,
     ) -> Result<(), WriteError> {
-        let written = self.write_status(cluster, state, health).await;
+        let written = self.write_status(cluster, state, health, failed).await;
         let gone = written.as_ref().is_err_and(WriteError::is_not_found);
         let written = if gone { Ok(()) } else { written };
         self.record(cluster, state, failed || written.is_err()).await;
@@ -52,6 +52,7 @@ impl Context {
             (false, ..=MAX_LOGGED) => warn!(cluster = name, reason, "{message}"),
             _ => debug!(cluster = name, reason, "{message}"),
         }
+        let well = well && *reason != AUTHORITIES_END;
         let severity = if well { Severity::Normal } else { Severity::Warning };
         let note = Note { severity, reason, action: ACTION, text: message };
         self.events.publish(&reference(cluster), note).await;
@@ -63,8 +64,9 @@ impl Context {
         cluster: &Cluster,
         state: &State,
         health: Option<&Health>,
+        failed: bool,
     ) -> Result<(), WriteError> {
-        let Some(status) = status(cluster, state, health) else { return Ok(()) };
+        let Some(status) = status(cluster, state, health, failed) else { return Ok(()) };
         must_lead(&self.leads)?;
         let patch = json!({ "status": status });
         let clusters = Api::<Served<Cluster>>::all_with(self.client.clone(), &());
@@ -78,7 +80,8 @@ impl Context {
     }
 }
 
-/// What KKP's tools wait for: whether all pods are as they should be, and whether everything has run once.
+/// The conditions that KKP's tools wait for. They say whether all pods are as they should be, and whether
+/// everything has run once.
 fn kkp_conditions(cluster: &Cluster, whole: bool, ready: bool) -> impl Iterator<Item = (String, Value)> {
     let (reason, message) = if whole {
         ("ClusterUpdateSuccessful", "all programs of the control plane are as they should be")
@@ -94,12 +97,13 @@ fn kkp_conditions(cluster: &Cluster, whole: bool, ready: bool) -> impl Iterator<
 }
 
 /// What of the status of `cluster` is to be another one.
-fn status(cluster: &Cluster, state: &State, health: Option<&Health>) -> Option<Value> {
+fn status(cluster: &Cluster, state: &State, health: Option<&Health>, failed: bool) -> Option<Value> {
     let before = &cluster.status;
     let mut status = Map::new();
     let mut conditions = Map::new();
     let State { ready, reason, message } = state;
-    let (own, changed) = condition(before.conditions.get(CONTROL_PLANE_READY), *ready, reason, message);
+    let own = before.conditions.get(CONTROL_PLANE_READY);
+    let (own, changed) = condition_after(own, (*ready, reason, message), failed);
     if changed {
         conditions.insert(CONTROL_PLANE_READY.to_owned(), own);
     }
@@ -134,4 +138,21 @@ fn status(cluster: &Cluster, state: &State, health: Option<&Health>) -> Option<V
         status.insert("phase".to_owned(), json!(phase));
     }
     (!status.is_empty()).then_some(Value::Object(status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_that_fails_again_writes_nothing_for_another_text() {
+        let (before, _) = condition(None, false, "WriteRefused", "from port 53422");
+        let conditions = json!({CONTROL_PLANE_READY: before});
+        let cluster = json!({"metadata": {"name": "a"},
+            "status": {"phase": "Creating", "conditions": conditions}});
+        let cluster: Cluster = serde_json::from_value(cluster).unwrap();
+        let state = State::bad("WriteRefused", "from port 53423".to_owned());
+        assert_eq!(status(&cluster, &state, None, true), None);
+        assert!(status(&cluster, &state, None, false).is_some());
+    }
 }

@@ -1,5 +1,5 @@
-//! The Secrets of a control plane: read for each pass, because what must not be made anew must not be decided
-//! on by an old view, and not kept, because they are many times the size of the rest.
+//! The Secrets of a control plane. They are read for each pass: an outdated view could have a key made anew
+//! that must stay. They are not kept, because they are many times the size of the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -94,8 +94,8 @@ impl Context {
         Ok(ClusterSecrets { seen, data })
     }
 
-    /// Writes what is due, but nothing over what somebody else has made, and nothing that rests on what is
-    /// lost. `used` is whether the cluster may have been up.
+    /// Writes the Secrets that are due. It writes nothing over a Secret of somebody else, and nothing that
+    /// depends on a lost one. `used` is whether the cluster may have been up.
     pub(super) async fn reconcile_secrets(
         &self,
         cluster: &Cluster,
@@ -114,8 +114,8 @@ impl Context {
         self.write_due(cluster, review, held).await
     }
 
-    /// Keeps alive what exists while it is not known what it should be: what ends is issued again with the
-    /// names that it has. Returns when to look again.
+    /// Keeps existing certificates alive while their wanted content is not known. A certificate that ends is
+    /// issued again with the names that it has. Returns when to look again.
     pub(super) async fn renew(&self, cluster: &Cluster) -> Result<Option<Duration>, WriteError> {
         let Some((mut held, review)) = self.endings(cluster).await? else { return Ok(None) };
         let reviewed = self.write_due(cluster, review, &mut held).await?;
@@ -134,17 +134,23 @@ impl Context {
         Ok(Some((held, review)))
     }
 
-    /// What ends soon of a control plane of which nothing is to be written.
-    pub(super) async fn first_ending(&self, cluster: &Cluster) -> Result<Option<String>, WriteError> {
-        let Some((held, review)) = self.endings(cluster).await? else { return Ok(None) };
+    /// The first certificate that ends soon, of a control plane of which nothing is to be written; and the
+    /// authorities that end.
+    pub(super) async fn first_endings(
+        &self,
+        cluster: &Cluster,
+    ) -> Result<(Option<String>, Option<String>), WriteError> {
+        let Some((held, review)) = self.endings(cluster).await? else { return Ok((None, None)) };
         // Those of others are not renewed by the end of the pause either.
         let is_ours = |due: &&Due| held.seen.get(due.secret).is_some_and(|current| current.is_ours());
         let first = review.due.iter().find(is_ours);
-        Ok(first.map(|due| format!("Secret {}: {}", due.secret, due.why)))
+        let first = first.map(|due| format!("Secret {}: {}", due.secret, due.why));
+        Ok((first, review.ending_authorities((self.settings.clock)())))
     }
 
-    /// Copies the credentials of registries from the namespace of the operator. One that is not there, or
-    /// that somebody else has put in the namespace of the cluster, is left as it is: pods say what they lack.
+    /// Copies the credentials of registries from the namespace of the operator. A missing one is left out,
+    /// and one that somebody else has put in the namespace of the cluster is left as it is. Pods say which
+    /// they lack.
     pub(super) async fn copy_pull_secrets(&self, cluster: &Cluster) -> Result<(), WriteError> {
         for name in &self.settings.plan.pull_secrets {
             let source = self.secret(&ObjectKey::new(&self.settings.namespace, name)).await?;
@@ -172,7 +178,12 @@ impl Context {
 
     fn review(&self, pki: &ClusterPki, held: &ClusterSecrets, used: bool) -> Result<Review, WriteError> {
         let review = pki.review(&held.data, used, (self.settings.clock)());
-        review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))
+        let review = review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))?;
+        if let Some(end) = review.authorities.values().min() {
+            let (cluster, end) = (pki.cluster.clone(), end.as_second());
+            self.status.control_planes(|planes| planes.authority_ends.insert(cluster, end));
+        }
+        Ok(review)
     }
 
     async fn write_due(
@@ -239,7 +250,7 @@ impl ClusterSecrets {
     }
 }
 
-/// Whether the others can be written all the same. What rests on an authority must not be before it.
+/// Whether the others can be written all the same. A certificate must not be there before its authority.
 fn is_refused(due: &Due, error: &WriteError) -> bool {
     error.status().is_some() && !error.is_conflict() && !due.is_irreplaceable()
 }

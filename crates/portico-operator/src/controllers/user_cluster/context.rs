@@ -1,4 +1,4 @@
-//! What a reconciliation of the inside of a cluster needs and knows.
+//! The tools and the state of a reconciliation of the inside of a cluster.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use portico_kube::leader::Leads;
 use tokio::sync::watch as channel;
 
 use super::approver::Approvers;
-use super::rest::Rests;
+use super::backoff::Backoffs;
 use crate::controllers::exposed::Written;
 use crate::installation::Installation;
 use crate::kkp::KkpWatch;
@@ -41,8 +41,8 @@ pub struct UserClusterSettings {
     pub namespace: String,
     /// Time limit of everything that is done inside one user cluster in one pass.
     pub pass_timeout: Duration,
-    /// The name servers that are asked for the names of clusters, where one is to be reached as from outside;
-    /// if there are none, those of the machine.
+    /// The name servers for the names of clusters, where one is to be reached as from outside. If there are
+    /// none, those of the machine are asked.
     pub name_servers: Vec<SocketAddr>,
     /// What holds for all hosted clusters. Without it they get nothing that others do not get.
     pub hosted: Option<portico_hosting::Settings>,
@@ -59,7 +59,7 @@ pub(super) struct Context {
     pub(super) events: Events,
     pub(super) status: StatusHandle,
     pub(super) counters: WorkCounters,
-    pub(super) rests: Rests,
+    pub(super) backoffs: Backoffs,
     pub(super) approvers: Approvers,
     /// What was seen of clusters that migrate, for the controller that takes them on.
     pub(super) observed: Observed,
@@ -97,7 +97,7 @@ impl Context {
     pub(super) fn forget_gone(&self) {
         let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
         self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
-        self.rests.retain(exists);
+        self.backoffs.retain(exists);
         self.approvers.retain(exists);
         self.observed.retain(exists);
         self.seen().retain(|name, _| exists(name));

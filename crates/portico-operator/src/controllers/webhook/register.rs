@@ -1,5 +1,5 @@
-//! What the leader writes for the webhook: its certificate, and the ValidatingWebhookConfiguration by which
-//! the API server finds it.
+//! The objects that the leader writes for the webhook. They are its certificate, and the
+//! ValidatingWebhookConfiguration that leads the API server to it.
 //!
 //! The authority is known to that configuration alone, which is written in the same pass. So one that is lost
 //! or cannot be used is made anew, unlike that of the tunnel listener. Where KKP's controllers run there is
@@ -20,6 +20,7 @@ use tracing::{info, warn};
 
 use super::server::PATH;
 use super::{Context, Reached};
+use crate::clock::{CLOCK_OFF, far_off, waits};
 use crate::kkp::Kkp;
 use crate::managed::{Managed, Presence, Put};
 use crate::write::{PUT_BACK, WriteError, must_lead, part};
@@ -56,13 +57,18 @@ impl Context {
         if let Some(trouble) = self.in_the_way().or_else(|| self.yielded()) {
             return Ok(Some(trouble));
         }
-        let bundle = self.certify().await?;
-        self.write(&self.configuration, &self.wanted_configuration(&bundle)).await?;
-        Ok(Some(State::Registered))
+        match self.certify().await? {
+            Ok(bundle) => {
+                self.write(&self.configuration, &self.wanted_configuration(&bundle)).await?;
+                Ok(Some(State::Registered))
+            }
+            Err(clock) => Ok(Some(State::Trouble(CLOCK_OFF, waits(&clock)))),
+        }
     }
 
-    /// Renews what is due. Returns what the API server must trust.
-    async fn certify(&self) -> Result<String, WriteError> {
+    /// Renews what is due. Returns what the API server must trust, or why the clock keeps everything as it
+    /// is.
+    async fn certify(&self) -> Result<Result<String, String>, WriteError> {
         let impossible = |error: IssueError| WriteError::Impossible(error.to_string());
         let now = (self.settings.clock)();
         let profile = self.issued.profile(self.names());
@@ -71,6 +77,11 @@ impl Context {
             self.issued.due(authority, held.as_ref(), &profile, now).map_err(impossible)
         };
         let mut wanted = due(self.authority.value().as_ref())?;
+        if (wanted.replaces || wanted.certificate.is_err())
+            && let Some(clock) = far_off(&self.client, self.settings.clock).await
+        {
+            return Ok(Err(clock));
+        }
         if let Err(why) = &wanted.certificate {
             self.tell(
                 Severity::Warning,
@@ -92,7 +103,7 @@ impl Context {
             let text = format!("Secret {}: the certificate is issued: {why}", self.certificate.key());
             self.tell(Severity::Normal, "CertificateIssued", &text).await;
         }
-        Ok(wanted.trusted)
+        Ok(Ok(wanted.trusted))
     }
 
     /// The name by which the API server verifies the certificate.
@@ -117,8 +128,8 @@ impl Context {
         };
         client["caBundle"] = STANDARD.encode(bundle).into();
         let own = format!("system:serviceaccounts:{}", self.issued.certificate.namespace);
-        // What changes clusters all the time and never makes these mistakes: Portico, nodes, the controllers
-        // of Kubernetes.
+        // Clients that change clusters all the time and never make these mistakes: Portico, nodes, the
+        // controllers of Kubernetes.
         let others = format!(
             "!['{own}', 'system:nodes', 'system:serviceaccounts:kube-system'].exists(group, group in \
              request.userInfo.groups)"
@@ -152,7 +163,7 @@ impl Context {
             webhook("clusters.portico.k8c.io", "kubermatic.k8c.io", &kkp, &conditions), services]})
     }
 
-    /// What somebody else has made under the names of the webhook.
+    /// The objects that somebody else has made under the names of the webhook.
     fn in_the_way(&self) -> Option<State> {
         let found = self.held().into_iter().find(|held| held.presence() == Presence::Foreign)?;
         let message = format!(

@@ -93,6 +93,10 @@ impl<F: Fn() -> ControllerStatus + Send + Sync + 'static> Collector for FrontMet
                 "Hosted control planes that do not serve, and paused ones whose certificates end.";
             let not_ready = ("operator_control_planes_not_ready", help_not_ready);
             write_part(planes, ("operator_control_planes", help), not_ready, &mut out)?;
+            let end = planes.authority_ends.values().min();
+            let end = end.map(|end| ([] as [(&str, &str); 0], *end as f64));
+            let help = "When the first authority of a hosted cluster ends, in seconds since 1970.";
+            out.gauge("operator_authority_end", help, Some(&Unit::Seconds), end)?;
         }
         status.seeds.as_ref().map_or(Ok(()), |seeds| write_seeds(seeds, &mut out))?;
         status.webhook.as_ref().map_or(Ok(()), |webhook| write_webhook(webhook, &mut out))
@@ -273,8 +277,9 @@ mod tests {
         let message = String::new();
         let report = PartReport { ready: true, reason: "Ready", message, failures: 0 };
         inside.reports.insert("a".into(), report);
-        status.control_planes = Some(inside.clone());
-        status.user_clusters = Some(inside);
+        status.user_clusters = Some(inside.clone());
+        inside.authority_ends.insert("a".into(), 1);
+        status.control_planes = Some(inside);
         let report = SeedReport {
             ready: true,
             reason: "GatewayReady",

@@ -32,10 +32,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NUMBER", default_value = "5")]
     #[arg(conflicts_with_all = ["cluster", "plan", "rollback", "finish"])]
     pub(super) max_parallel: NonZeroUsize,
-    /// The strategy to migrate to: NodePort, LoadBalancer or Tunneling
     #[arg(long, value_name = "STRATEGY")]
+    #[arg(help = format!("The strategy to migrate to: {}", ExposeStrategy::one_of(ExposeStrategy::ALL)))]
     pub(super) to: Option<ExposeStrategy>,
-    /// Go back: to the way in that is not wanted now, from any step
+    /// Go back: to the way in that is not wanted now, from any step; the same again goes on
     #[arg(long)]
     pub(super) rollback: bool,
     /// Close the old way in, although nodes and users may still use it, and wait until that is done
@@ -62,7 +62,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NUMBER", requires = "to", value_parser = value_parser!(u16).range(1..=9_999))]
     #[arg(conflicts_with_all = ["plan", "rollback", "finish"])]
     pub(super) parallel: Option<u16>,
-    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, the pod's own, or ~/.kube/config]
+    /// How to reach the seed [default: as kubectl does: $KUBECONFIG, ~/.kube/config, or the pod's own]
     #[arg(long, value_name = "FILE")]
     pub(super) kubeconfig: Option<PathBuf>,
     /// Plan from a directory of manifests, or from a copy of a seed's objects, instead of a live seed
@@ -97,6 +97,6 @@ fn labels(text: &str) -> Result<String, String> {
 
 /// The seed, as the flags say.
 pub(super) async fn connect(flags: &Flags) -> anyhow::Result<LiveSeed> {
-    let client = portico_kube::client(kubeconfig(flags.kubeconfig.as_deref()).as_deref()).await?;
+    let client = portico_kube::client_of(&kubeconfig(flags.kubeconfig.as_deref())?).await?;
     Ok(LiveSeed { client, timeout: flags.timeout, sni_port: flags.sni_port })
 }

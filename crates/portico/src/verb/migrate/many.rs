@@ -1,6 +1,6 @@
 //! `portico migrate --selector`: many clusters, some at a time.
 //!
-//! [`Waves`] says whose turn it is; an order is that of one cluster, with all that may stand in its way.
+//! [`Waves`] says whose turn it is. An order is for one cluster, with every obstacle that one may have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -79,7 +79,7 @@ pub(super) async fn plan(flags: &Flags, selector: &str, to: ExposeStrategy) -> a
         };
         let doors = format!("{} -> {to}", plan.from.strategy);
         let address = &plan.to.address.url;
-        let is_possible = has_two_doors(plan.keeper) && plan.blockers.is_empty();
+        let is_possible = has_two_doors(plan.managed_by) && plan.blockers.is_empty();
         if progress == Progress::UnderWay || progress == Progress::Elsewhere && is_possible {
             row(doors, address, "is under way", describe(found));
         } else if is_possible {

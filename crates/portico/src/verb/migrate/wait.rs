@@ -147,8 +147,10 @@ fn is_done(until: Until, cluster: &Cluster, record: Option<&ExposedClusterSpec>)
     let Some(now) = record.map(Now::of) else { return false };
     match until {
         Until::Settled(strategy) => {
+            // A cluster that never migrated has no condition. It gets none by an order that is taken back
+            // before it began.
             let condition = cluster.status.conditions.get(MIGRATING);
-            let says_so = condition.is_some_and(|it| &*it.reason == SETTLED && &*it.status == "True");
+            let says_so = condition.is_none_or(|it| &*it.reason == SETTLED && &*it.status == "True");
             now == Now::settled(strategy) && says_so
         }
         Until::Closed { door, .. } => now.second.is_none_or(|second| second.strategy != door),
@@ -188,6 +190,15 @@ mod tests {
         assert!(!done(&settled, Some(record("Tunneling", Some("NodePort")))));
         assert!(!done(&settled, None));
         assert!(!done(&cluster("False", "Closing"), Some(record("Tunneling", None))));
+    }
+
+    #[test]
+    fn an_order_that_was_taken_back_before_it_began_is_done_without_a_condition() {
+        let silent = Cluster::default();
+        let done = |record| is_done(Until::Settled(NodePort), &silent, Some(&record));
+        assert!(done(record("NodePort", None)));
+        assert!(!done(record("Tunneling", None)));
+        assert!(!done(record("NodePort", Some("Tunneling"))));
     }
 
     #[test]

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A cluster rests so many times as long as its pass took: it holds a slot for a third of the time at most.
+/// The back-off lasts this many times as long as the pass: a cluster holds a slot for a third of the time at
+/// most.
 const TIMES: u32 = 2;
 
-/// After a pass that took less, it does not.
+/// After a pass that took less, there is none.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The clusters that rest, by name, and until when.
+/// The clusters that back off, by name, and until when.
 #[derive(Debug, Default)]
-pub(super) struct Rests(Mutex<BTreeMap<String, Instant>>);
+pub(super) struct Backoffs(Mutex<BTreeMap<String, Instant>>);
 
-impl Rests {
+impl Backoffs {
     /// A pass over a cluster has ended.
     pub(super) fn passed(&self, name: &str, started: Instant, now: Instant) {
         let took = now - started;
@@ -30,7 +31,7 @@ impl Rests {
         }
     }
 
-    /// How long a cluster still rests, if it does.
+    /// How long a cluster still backs off, if it does.
     pub(super) fn left(&self, name: &str, now: Instant) -> Option<Duration> {
         self.all().get(name)?.checked_duration_since(now).filter(|left| !left.is_zero())
     }
@@ -52,16 +53,16 @@ mod tests {
 
     #[test]
     fn a_cluster_that_hangs_and_is_touched_all_the_time_holds_a_slot_for_a_third_of_it() {
-        let (rests, start) = (Rests::default(), Instant::now());
+        let (backoffs, start) = (Backoffs::default(), Instant::now());
         let (mut now, mut held) = (start, Duration::ZERO);
         let (pass, touch) = (Duration::from_secs(60), Duration::from_secs(1));
         while now - start < Duration::from_hours(1) {
-            if rests.left("hangs", now).is_none() {
-                rests.passed("hangs", now, now + pass);
+            if backoffs.left("hangs", now).is_none() {
+                backoffs.passed("hangs", now, now + pass);
                 now += pass;
                 held += pass;
             }
-            assert_eq!(rests.left("other", now), None);
+            assert_eq!(backoffs.left("other", now), None);
             now += touch;
         }
         assert!(held < Duration::from_mins(21), "{held:?} of an hour");
@@ -69,11 +70,11 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_answers_in_time_does_not_rest() {
-        let (rests, now) = (Rests::default(), Instant::now());
-        rests.passed("a", now, now + Duration::from_secs(60));
-        assert!(rests.left("a", now).is_some());
-        rests.passed("a", now, now + Duration::from_secs(1));
-        assert_eq!(rests.left("a", now), None);
+    fn a_cluster_that_answers_in_time_does_not_back_off() {
+        let (backoffs, now) = (Backoffs::default(), Instant::now());
+        backoffs.passed("a", now, now + Duration::from_secs(60));
+        assert!(backoffs.left("a", now).is_some());
+        backoffs.passed("a", now, now + Duration::from_secs(1));
+        assert_eq!(backoffs.left("a", now), None);
     }
 }
