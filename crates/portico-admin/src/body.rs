@@ -37,7 +37,7 @@ pub fn whole(text: String) -> Body {
 /// A body as `write` writes it.
 pub fn stream(write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) -> Body {
     let started = async move {
-        // It is never closed. A client that leaves meanwhile has nothing written.
+        // It is never closed. That a client left meanwhile shows with the first piece that is written to it.
         let writing = WRITERS.acquire().await;
         let (pieces, receiver) = mpsc::channel(PIECES_AHEAD);
         tokio::task::spawn_blocking(move || {
