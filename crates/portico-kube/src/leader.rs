@@ -227,7 +227,7 @@ pub async fn elect_while(
         let attempted = tokio::select! {
             attempted = attempt => attempted,
             // The next read shows the result of a write in flight.
-            () = changed(&mut may) => Ok(Ok(None)),
+            () = becomes(&mut may, !now_may) => Ok(Ok(None)),
         };
         match attempted {
             Ok(Ok(held_since)) => renewed = held_since,
@@ -290,7 +290,17 @@ pub async fn while_leading<T>(mut leads: watch::Receiver<Leads>, pass: impl Futu
     }
 }
 
-/// Waits until the Lease above this one is gained or lost.
+/// Waits until the Lease above this one is held, or is not.
+async fn becomes(above: &mut Option<watch::Receiver<Leads>>, held: bool) {
+    if let Some(above) = above
+        && above.wait_for(|leads| leads.now() == held).await.is_ok()
+    {
+        return;
+    }
+    future::pending().await
+}
+
+/// Waits for news of the Lease above this one.
 async fn changed(above: &mut Option<watch::Receiver<Leads>>) {
     if let Some(above) = above
         && above.changed().await.is_ok()

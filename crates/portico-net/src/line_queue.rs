@@ -73,7 +73,7 @@ impl LineQueue {
             reports: LineLimit::default(),
             started: Instant::now(),
         };
-        thread::Builder::new().name(name.to_owned()).spawn(move || writer.run(&lines))?;
+        thread::Builder::new().name(name.to_owned()).spawn(move || writer.run(lines))?;
         Ok(Self { queue, counts })
     }
 
@@ -114,8 +114,8 @@ struct Writer<W, R> {
 
 impl<W: Write, R: Fn(Trouble)> Writer<W, R> {
     /// Writes lines as they come, many at once when many wait. Ends with the queue, or when the output is
-    /// closed.
-    fn run(mut self, lines: &Receiver<Vec<u8>>) {
+    /// closed. The queue ends before the report does, so that no line is taken after that.
+    fn run(mut self, lines: Receiver<Vec<u8>>) {
         while let Ok(mut bytes) = lines.recv() {
             let mut count = 1;
             while bytes.len() < WRITE_AT_ONCE
@@ -267,26 +267,28 @@ mod tests {
 
     #[test]
     fn an_output_that_stalls_costs_lines_and_no_time() {
-        /// Takes nothing until it is told to.
-        struct Stalled(std::sync::mpsc::Receiver<()>);
+        /// Says that it was asked to write, and takes nothing until it is told to.
+        struct Stalled(Sender<()>, Receiver<()>);
         impl Write for Stalled {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                // An error says that nothing is held up any more.
-                self.0.recv().unwrap_or_default();
+                // Errors say that nothing is held up any more.
+                self.0.send(()).unwrap_or_default();
+                self.1.recv().unwrap_or_default();
                 Ok(bytes.len())
             }
             fn flush(&mut self) -> io::Result<()> {
                 Ok(())
             }
         }
-        let (go_on, stalled) = channel();
-        let (queue, troubles) = start(Stalled(stalled));
-        let lines = 3 * u64::try_from(QUEUE).unwrap();
-        for _ in 0..lines {
+        let ((stalls, stalled), (go_on, told)) = (channel(), channel());
+        let (queue, troubles) = start(Stalled(stalls, told));
+        queue.push(b"line\n".to_vec());
+        stalled.recv().unwrap();
+        for _ in 0..3 * QUEUE {
             queue.push(b"line\n".to_vec());
         }
         let dropped = queue.dropped();
-        assert!((lines / 3..lines).contains(&dropped), "{dropped} of {lines} were dropped");
+        assert_eq!(dropped, 2 * u64::try_from(QUEUE).unwrap());
         drop(go_on);
         assert!(matches!(troubles.recv(), Ok(Trouble::Dropped(count)) if count == dropped));
     }

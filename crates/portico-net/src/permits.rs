@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A bounded number of permits.
 #[derive(Debug)]
 pub struct Permits<K> {
-    all: Semaphore,
+    all: Arc<Semaphore>,
     most: usize,
     of_each: usize,
     /// The keys with work under way or waiting, and the permits of each.
@@ -20,35 +20,35 @@ pub struct Permits<K> {
 /// One permit or several at once, given back on drop.
 #[derive(Debug)]
 #[must_use]
-pub struct Permit<'a> {
+pub struct Permit {
     _key: Option<OwnedSemaphorePermit>,
-    _all: Option<SemaphorePermit<'a>>,
+    _all: Option<OwnedSemaphorePermit>,
 }
 
 impl<K: Clone + Eq + Hash> Permits<K> {
     /// So many permits, and so many of each key.
     #[must_use]
     pub fn new(all: usize, of_each: usize) -> Self {
-        Self { all: Semaphore::new(all), most: all, of_each, keys: Mutex::default() }
+        Self { all: Arc::new(Semaphore::new(all)), most: all, of_each, keys: Mutex::default() }
     }
 
     /// Waits for a permit of the key first: what waits for it takes none of the others' permits. In the order
     /// of the calls.
-    pub async fn acquire(&self, key: &K) -> Permit<'_> {
+    pub async fn acquire(&self, key: &K) -> Permit {
         // No semaphore is ever closed.
         let of_key = self.of_key(key).acquire_owned().await.ok();
-        Permit { _key: of_key, _all: self.all.acquire().await.ok() }
+        Permit { _key: of_key, _all: Arc::clone(&self.all).acquire_owned().await.ok() }
     }
 
     /// Returns a permit if there is one.
-    pub fn try_acquire(&self, key: &K) -> Option<Permit<'_>> {
+    pub fn try_acquire(&self, key: &K) -> Option<Permit> {
         self.try_acquire_many(key, 1)
     }
 
     /// Returns so many at once, or none.
-    pub fn try_acquire_many(&self, key: &K, many: u32) -> Option<Permit<'_>> {
+    pub fn try_acquire_many(&self, key: &K, many: u32) -> Option<Permit> {
         let of_key = self.of_key(key).try_acquire_many_owned(many).ok()?;
-        let all = self.all.try_acquire_many(many).ok()?;
+        let all = Arc::clone(&self.all).try_acquire_many_owned(many).ok()?;
         Some(Permit { _key: Some(of_key), _all: Some(all) })
     }
 

@@ -190,6 +190,11 @@ pub(crate) fn kubeconfig(named: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
     kubeconfig_of(named, env::var_os("KUBECONFIG"), env::home_dir())
 }
 
+/// Whether a file is there, or it cannot be told. To read that one then says why.
+fn may_exist(path: &Path) -> bool {
+    !matches!(path.try_exists(), Ok(false))
+}
+
 fn kubeconfig_of(
     named: Option<&Path>,
     listed: Option<OsString>,
@@ -200,9 +205,9 @@ fn kubeconfig_of(
     }
     let Some(listed) = listed.filter(|listed| !listed.is_empty()) else {
         let home = home.map(|home| home.join(".kube/config"));
-        return Ok(home.filter(|path| path.exists()).into_iter().collect());
+        return Ok(home.filter(|path| may_exist(path)).into_iter().collect());
     };
-    let files: Vec<_> = env::split_paths(&listed).filter(|path| path.exists()).collect();
+    let files: Vec<_> = env::split_paths(&listed).filter(|path| may_exist(path)).collect();
     ensure!(
         !files.is_empty(),
         "$KUBECONFIG is {}, and no such file exists; correct or unset it, or name a file by --kubeconfig",

@@ -110,16 +110,16 @@ struct Counters {
     failed: AtomicU64,
     nanos: AtomicU64,
     buckets: [AtomicU64; REVIEW_BUCKETS.len() + 1],
-    waiting: AtomicU32,
+    waiting: Arc<AtomicU32>,
 }
 
 /// A request that waits for a verdict.
-struct Waiting<'a> {
-    _bytes: Permit<'a>,
-    count: &'a AtomicU32,
+struct Waiting {
+    _bytes: Permit,
+    count: Arc<AtomicU32>,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Waiting {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Relaxed);
     }
@@ -246,24 +246,24 @@ impl Reviews {
     /// takes one permit, and one that recovers does not get the tokens of all nodes at once.
     fn begin_review(self: &Arc<Self>, token: &ReviewedToken) {
         let Ok(turn) = Arc::clone(&token.state.turn).try_lock_owned() else { return };
+        let Some(waiting) = self.enter(token) else { return };
         let (reviews, token) = (Arc::clone(self), token.clone());
         tokio::spawn(async move {
-            let Some(_waiting) = reviews.enter(&token) else { return };
             let is_retry = token.state.is_failing();
             let retry = is_retry.then(|| reviews.retries.try_acquire(token.reviewer.cluster())).flatten();
             if retry.is_some() || !is_retry {
                 reviews.review_if_due(&token).await;
             }
-            drop(turn);
+            drop((waiting, turn));
         });
     }
 
     /// `None` if too many wait.
-    fn enter(&self, token: &ReviewedToken) -> Option<Waiting<'_>> {
+    fn enter(&self, token: &ReviewedToken) -> Option<Waiting> {
         let bytes = u32::try_from(WAITER + token.token.secret().len()).ok()?;
         let bytes = self.waiting.try_acquire_many(token.reviewer.cluster(), bytes)?;
         self.counters.waiting.fetch_add(1, Relaxed);
-        Some(Waiting { _bytes: bytes, count: &self.counters.waiting })
+        Some(Waiting { _bytes: bytes, count: Arc::clone(&self.counters.waiting) })
     }
 
     /// Reviews a token in use again, if it is due. Returns whether the API server could be asked.
