@@ -305,6 +305,8 @@ pub fn typed(content_type: &'static str, body: Body) -> Answer {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::runtime::Handle;
+    use tokio::sync::Notify;
 
     use super::*;
     use crate::body::stream;
@@ -385,18 +387,17 @@ mod tests {
         serving.abort();
     }
 
-    /// Answers in pieces, the first of which takes a moment.
-    struct Slow;
+    /// Begins to write its answer when it is told to.
+    struct Waits(Arc<Notify>);
 
-    impl Pages for Slow {
+    impl Pages for Waits {
         async fn answer(&self, _: &Request<Incoming>) -> Answer {
-            typed(
-                "text/plain",
-                stream(|out| {
-                    std::thread::sleep(Duration::from_millis(200));
-                    out.write_all(b"all of it")
-                }),
-            )
+            let (begin, runtime) = (Arc::clone(&self.0), Handle::current());
+            let write = move |out: &mut dyn std::io::Write| {
+                runtime.block_on(begin.notified());
+                out.write_all(b"all of it")
+            };
+            typed("text/plain", stream(write))
         }
     }
 
@@ -404,9 +405,12 @@ mod tests {
     async fn a_client_that_ends_its_side_gets_the_whole_answer() {
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let serving = tokio::spawn(async move { match serve(listener, Arc::new(Slow)).await {} });
+        let begin = Arc::<Notify>::default();
+        let pages = Arc::new(Waits(Arc::clone(&begin)));
+        let serving = tokio::spawn(async move { match serve(listener, pages).await {} });
         client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         client.shutdown().await.unwrap();
+        begin.notify_one();
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.ends_with("all of it\r\n0\r\n\r\n"), "{answer}");

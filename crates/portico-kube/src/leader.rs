@@ -262,7 +262,7 @@ pub async fn elect_while(
             renewed.map_or(RETRY, |at| RETRY.min((at + RENEW_DEADLINE).duration_since(Instant::now())));
         tokio::select! {
             () = sleep(pause) => {}
-            () = changed(&mut may) => {}
+            () = becomes(&mut may, !now_may) => {}
             () = leading.closed() => break,
         }
     }
@@ -294,16 +294,6 @@ pub async fn while_leading<T>(mut leads: watch::Receiver<Leads>, pass: impl Futu
 async fn becomes(above: &mut Option<watch::Receiver<Leads>>, held: bool) {
     if let Some(above) = above
         && above.wait_for(|leads| leads.now() == held).await.is_ok()
-    {
-        return;
-    }
-    future::pending().await
-}
-
-/// Waits for news of the Lease above this one.
-async fn changed(above: &mut Option<watch::Receiver<Leads>>) {
-    if let Some(above) = above
-        && above.changed().await.is_ok()
     {
         return;
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::Request;
 use kube::Client;
 use kube::api::ListParams;
+use kube::core::Status;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -12,7 +13,7 @@ use thiserror::Error;
 use tokio::time::timeout;
 
 use crate::error::describe;
-use crate::page::{OBJECTS, TooLarge, bounded, bounded_by};
+use crate::page::{MAX_BYTES, OBJECTS, TooLarge, bounded, bounded_by};
 
 /// Time limit of a request. kube's own retries, which could take minutes, end with it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,16 +35,8 @@ pub async fn read<T: DeserializeOwned>(
     path: &str,
     what: &str,
 ) -> Result<Option<T>, ReadError> {
-    let failed = |why| ReadError { what: what.to_owned(), why };
-    let request = Request::get(path).body(Vec::new()).map_err(|error| failed(error.to_string()))?;
-    match timeout(REQUEST_TIMEOUT, bounded(client, request)).await {
-        Ok(Ok(Some(object))) => Ok(Some(object)),
-        Ok(Ok(None)) => Err(failed(TooLarge.to_string())),
-        // An API server that does not have the kind answers 404 too, for another reason.
-        Ok(Err(kube::Error::Api(status))) if status.reason == "NotFound" => Ok(None),
-        Ok(Err(error)) => Err(failed(describe(&error))),
-        Err(_) => Err(failed(format!("the API server did not answer within {REQUEST_TIMEOUT:?}"))),
-    }
+    // An API server that does not have the kind answers 404 too, for another reason.
+    get(client, path, what, (MAX_BYTES, TooLarge.to_string()), |status| status.reason == "NotFound").await
 }
 
 /// Reads the page at `path`, which a pod serves, through the API; `None` if it has no such page, or is gone.
@@ -53,15 +46,28 @@ pub async fn read_of_pod<T: DeserializeOwned>(
     path: &str,
     what: &str,
 ) -> Result<Option<T>, ReadError> {
+    let too_large = format!("it has more than {} MiB, and is not read", MAX_POD_PAGE >> 20);
+    // The pod's own 404 is text, and no answer of the API server.
+    get(client, path, what, (MAX_POD_PAGE, too_large), |status| status.code == 404).await
+}
+
+/// Reads at most `longest` bytes; a longer answer is the error `too_large`. `None` after an error of the API
+/// server of which `is_missing` holds.
+async fn get<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    what: &str,
+    (longest, too_large): (usize, String),
+    is_missing: fn(&Status) -> bool,
+) -> Result<Option<T>, ReadError> {
     let failed = |why| ReadError { what: what.to_owned(), why };
     let request = Request::get(path).body(Vec::new()).map_err(|error| failed(error.to_string()))?;
-    match timeout(REQUEST_TIMEOUT, bounded_by(MAX_POD_PAGE, client, request)).await {
-        Ok(Ok(Some(page))) => Ok(Some(page)),
-        Ok(Ok(None)) => Err(failed(format!("it has more than {} MiB, and is not read", MAX_POD_PAGE >> 20))),
-        // The pod's own 404 is text, and no answer of the API server.
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+    match timeout(REQUEST_TIMEOUT, bounded_by(longest, client, request)).await {
+        Ok(Ok(Some(found))) => Ok(Some(found)),
+        Ok(Ok(None)) => Err(failed(too_large)),
+        Ok(Err(kube::Error::Api(status))) if is_missing(&status) => Ok(None),
         Ok(Err(error)) => Err(failed(describe(&error))),
-        Err(_) => Err(failed(format!("it did not answer within {REQUEST_TIMEOUT:?}"))),
+        Err(_) => Err(failed(format!("the API server did not answer within {REQUEST_TIMEOUT:?}"))),
     }
 }
 
