@@ -68,10 +68,10 @@ impl Cluster {
         self.metadata.annotation(LAYOUT).is_some()
     }
 
-    /// Whether Portico hosts its control plane, as far as the Cluster says. A control plane that was begun
-    /// stays without the annotation too.
+    /// Whether Portico hosts its control plane, as far as the Cluster says: it was begun. The annotation alone
+    /// says less. It may be refused, and a control plane that was begun stays without it.
     pub fn is_hosted(&self) -> bool {
-        self.has_layout() || self.metadata.has_finalizer(CONTROL_PLANE_FINALIZER)
+        self.metadata.has_finalizer(CONTROL_PLANE_FINALIZER)
     }
 
     /// Whether its etcd has held data, as its condition says for ever: everything else may be deleted with

@@ -80,7 +80,7 @@ struct State {
     writes: usize,
     /// Requests for Services get this status instead of an answer.
     refusal: Option<StatusCode>,
-    /// Patches of Services, except of their status, get this status instead of an answer.
+    /// Patches of Services and Clusters, except of their status, get this status instead of an answer.
     write_refusal: Option<StatusCode>,
     /// What becomes of the next writes of Services. Those after them are done.
     fates: VecDeque<Fate>,
@@ -162,7 +162,8 @@ impl FakeApi {
         self.state().refusal = status;
     }
 
-    /// From now on writes of Services are refused, or accepted again; their status can be written.
+    /// From now on writes of Services and Clusters are refused, or accepted again; their status can be
+    /// written.
     pub(crate) fn refuse_writes(&self, status: Option<StatusCode>) {
         self.state().write_refusal = status;
     }
@@ -259,14 +260,14 @@ impl FakeApi {
                 Some(service) => success(service),
                 None => failure(StatusCode::NOT_FOUND),
             },
-            ("PATCH", path, Some(patch)) if path.contains("/services/") => {
-                if let Some(status) = state.write_refusal
+            ("PATCH", path, Some(_))
+                if ["/services/", "/clusters/"].iter().any(|part| path.contains(part))
                     && !path.ends_with("/status")
-                {
-                    return failure(status);
-                }
-                state.patch(&named(path), &patch)
+                    && state.write_refusal.is_some() =>
+            {
+                failure(state.write_refusal.unwrap())
             }
+            ("PATCH", path, Some(patch)) if path.contains("/services/") => state.patch(&named(path), &patch),
             ("PATCH", path, Some(patch)) if path.contains("/exposedclusters/") => {
                 match &mut state.writes_left {
                     Some(0) => return failure(StatusCode::FORBIDDEN),

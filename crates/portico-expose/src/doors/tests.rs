@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use proptest::prelude::*;
 
-use portico_api::annotations::ENDPOINTS;
+use portico_api::annotations::{CONTROL_PLANE_FINALIZER, ENDPOINTS};
 use portico_api::seed::Seed;
 
 use super::*;
@@ -28,12 +28,12 @@ impl Runs {
 
     fn cluster(self, spec: &str) -> Cluster {
         let mut cluster = cluster("a", spec);
-        let annotation = match self {
-            Self::Portico => ("portico.k8c.io/layout", "compact"),
-            Self::Elsewhere => (ENDPOINTS, "203.0.113.50:6443"),
-            Self::Kkp => return cluster,
-        };
-        cluster.metadata.annotations.insert(annotation.0.into(), annotation.1.into());
+        let metadata = &mut cluster.metadata;
+        match self {
+            Self::Portico => metadata.finalizers = [CONTROL_PLANE_FINALIZER.into()].into(),
+            Self::Elsewhere => _ = metadata.annotations.insert(ENDPOINTS.into(), "203.0.113.50:6443".into()),
+            Self::Kkp => {}
+        }
         cluster
     }
 }

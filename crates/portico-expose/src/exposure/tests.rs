@@ -87,22 +87,29 @@ fn a_load_balancer_waits_for_node_ports_and_leads_to_the_gateway_with_the_ports_
     assert_eq!(api.fields["spec"]["ports"][0]["targetPort"], 31_001);
 }
 
+/// A Cluster by NodePort with this in its metadata.
+fn marked(marks: &str) -> Cluster {
+    read(&format!(r#"{{"metadata": {{"name": "a", {marks}}}, "spec": {{"exposeStrategy": "NodePort"}}}}"#))
+}
+
 #[test]
 fn a_control_plane_that_was_begun_here_is_exposed_as_before_without_its_annotation() {
-    let asks = r#""annotations": {"portico.k8c.io/layout": "compact"}"#;
+    let label = "pod-security.kubernetes.io/enforce";
     let begun = r#""finalizers": ["somebody/else", "portico.k8c.io/control-plane"]"#;
-    for marks in [asks, begun] {
-        let text =
-            format!(r#"{{"metadata": {{"name": "a", {marks}}}, "spec": {{"exposeStrategy": "NodePort"}}}}"#);
-        let cluster: Cluster = read(&text);
-        for cluster in [cluster.clone(), cluster.trimmed()] {
-            let api = &exposed(&cluster, &allocated()).services[0];
-            assert_eq!(api.fields["spec"]["ports"][0]["targetPort"], 6_443, "{marks}");
-            let label = "pod-security.kubernetes.io/enforce";
-            assert_eq!(namespace(&cluster).fields["metadata"]["labels"][label], "restricted", "{marks}");
-            assert!(has_two_doors(managed_by(&cluster, false)), "{marks}");
-        }
+    for cluster in [marked(begun), marked(begun).trimmed()] {
+        let api = &exposed(&cluster, &allocated()).services[0];
+        assert_eq!(api.fields["spec"]["ports"][0]["targetPort"], 6_443);
+        assert_eq!(namespace(&cluster).fields["metadata"]["labels"][label], "restricted");
+        assert!(has_two_doors(managed_by(&cluster, false)));
     }
+}
+
+#[test]
+fn an_annotation_alone_takes_no_way_in_away_from_the_pods_of_somebody_else() {
+    let asks = marked(r#""annotations": {"portico.k8c.io/layout": "compact"}"#);
+    let api = &exposed(&asks, &allocated()).services[0];
+    assert_eq!(api.fields["spec"]["ports"][0]["targetPort"], 31_001);
+    assert!(!has_two_doors(managed_by(&asks, false)));
 }
 
 #[test]

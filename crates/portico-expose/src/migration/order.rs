@@ -77,7 +77,11 @@ pub fn change(order: &Order, cluster: &Cluster, record: &ExposedClusterSpec) -> 
         Order::To { strategy, .. } => to(*strategy, order, wanted, cluster, record),
         Order::Rollback => {
             let goes_back = cluster.metadata.annotation(ROLLBACK) == Some(wanted.name());
-            if goes_back && now != Now::settled(wanted) {
+            if goes_back && now == Now::settled(wanted) {
+                let said = format!("{wanted} is the one way in again already");
+                return Ok(Change { patch: None, until: Until::Settled(wanted), said });
+            }
+            if goes_back {
                 let said =
                     format!("goes back to {wanted} already; --to with another strategy turns it round");
                 return Ok(Change { said, ..to(wanted, order, wanted, cluster, record)? });

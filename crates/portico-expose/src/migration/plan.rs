@@ -247,6 +247,12 @@ fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
     if cluster.spec.pause {
         block("the Cluster is paused: nobody changes anything of it".to_owned(), "set spec.pause: false");
     }
+    if managed_by == ManagedBy::Hosted && !cluster.has_layout() && !takes_back(facts) {
+        block(
+            format!("its annotation {LAYOUT} is gone, so its control plane stays as it is"),
+            "set the annotation again",
+        );
+    }
     if from.address.url.is_empty() {
         block(
             "it has no address yet, so there is no door to keep open".to_owned(),

@@ -19,7 +19,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Address, Cluster};
 use portico_api::endpoint_slice::SERVICE_NAME_LABEL;
 use portico_api::meta::ObjectKey;
 use portico_api::names::ClusterName;
@@ -60,8 +60,8 @@ mod write;
 use context::Context;
 pub use context::ExposureSettings;
 pub(crate) use objects::addresses_of;
-use pass::Outcome;
 pub(crate) use pass::belongs_to;
+use pass::{Done, Outcome};
 use reports::report;
 use resolver::{PATIENCE, Resolver};
 use write::reachability_after;
@@ -205,7 +205,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         match context.follow_gateways(cluster).await {
             Ok(()) => {}
             Err(WriteError::NotLeading) => return Ok(Action::await_change()),
-            Err(error) => return context.failed(cluster, error).await,
+            Err(error) => return context.failed(cluster, None, error).await,
         }
         let message = "the Cluster is paused: everything stays as it is".to_owned();
         let paused = Reachability { exposed: true, reason: "Paused", message };
@@ -227,20 +227,10 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             context.mark(cluster, &reachability, None, false).await?;
             Ok(context.next(cluster))
         }
-        Ok(Outcome::Done(done)) => {
-            context.mark(cluster, &done.reachability, Some(&done.exposure.plan.address), false).await?;
-            match context.migrate(cluster, version.as_deref(), &done).await {
-                Ok(Some(soon)) => Ok(Action::requeue(soon)),
-                Ok(None) => Ok(context.next(cluster)),
-                // A change by another client in between is looked at anew.
-                Err(error) if error.is_conflict() => Ok(Action::requeue(FIRST_RETRY)),
-                Err(WriteError::NotLeading) => Ok(Action::await_change()),
-                Err(error) => context.failed(cluster, error).await,
-            }
-        }
+        Ok(Outcome::Done(done)) => context.conclude(cluster, version.as_deref(), &done).await,
         // The new leader begins anew.
         Err(WriteError::NotLeading) => Ok(Action::await_change()),
-        Err(error) => context.failed(cluster, error).await,
+        Err(error) => context.failed(cluster, None, error).await,
     }
 }
 
@@ -293,12 +283,41 @@ impl Context {
         }
     }
 
-    /// Says that a pass did not end, which is tried again.
-    async fn failed(&self, cluster: &Cluster, error: WriteError) -> Result<Action, WriteError> {
+    /// Takes the next step of the migration, and then writes the status of a cluster after a pass. In this
+    /// order a step that fails writes one condition: two by turns would each trigger the next pass at once.
+    async fn conclude(
+        &self,
+        cluster: &Cluster,
+        version: Option<&str>,
+        done: &Done,
+    ) -> Result<Action, WriteError> {
+        let address = Some(&done.exposure.plan.address);
+        let step = match self.migrate(cluster, version, done).await {
+            Err(WriteError::NotLeading) => return Ok(Action::await_change()),
+            Err(error) if !error.is_conflict() => return self.failed(cluster, address, error).await,
+            step => step,
+        };
+        self.mark(cluster, &done.reachability, address, false).await?;
+        Ok(match step {
+            Ok(Some(soon)) => Action::requeue(soon),
+            Ok(None) => self.next(cluster),
+            // A change by another client in between is looked at anew.
+            Err(_) => Action::requeue(FIRST_RETRY),
+        })
+    }
+
+    /// Says that a pass did not end, which is tried again. The `address` is known if only a step of a
+    /// migration is missing.
+    async fn failed(
+        &self,
+        cluster: &Cluster,
+        address: Option<&Address>,
+        error: WriteError,
+    ) -> Result<Action, WriteError> {
         let reachability = reachability_after(&error);
         self.counters.failed(reachability.reason);
         // The first failure is the one that counts.
-        drop(self.mark(cluster, &reachability, None, true).await);
+        drop(self.mark(cluster, &reachability, address, true).await);
         Err(error)
     }
 

@@ -1,6 +1,7 @@
 //! What is printed for each two strategies and each [`ManagedBy`], three whole pages, and what holds for any
 //! plan.
 
+use portico_api::annotations::CONTROL_PLANE_FINALIZER;
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy::{LoadBalancer, NodePort, Tunneling};
@@ -46,6 +47,9 @@ impl Case {
         };
         let annotation = annotation.map(|(key, value)| (key.into(), value.into()));
         cluster.metadata.annotations.extend(annotation);
+        if managed_by == ManagedBy::Hosted {
+            cluster.metadata.finalizers = [CONTROL_PLANE_FINALIZER.into()].into();
+        }
         Self { managed_by, cluster, seed: seed("north", "{}"), presented: None, now: None, has_image: None }
     }
 
@@ -128,6 +132,13 @@ fn a_plan_that_stays_with_a_strategy_or_that_nobody_may_carry_out_is_blocked() {
     let mut going = Case::of(ManagedBy::Hosted, "{}");
     going.cluster.metadata.deletion_timestamp = "2026-01-02T03:04:05Z".parse().ok();
     assert_eq!(going.plan(there).blockers[0].what, "the Cluster is being deleted");
+
+    let mut without = Case::of(ManagedBy::Hosted, "{}");
+    without.cluster.metadata.annotations.remove(LAYOUT);
+    let found = without.plan(there).blockers;
+    assert!(found.len() == 1 && found[0].what.contains("portico.k8c.io/layout is gone"), "{found:?}");
+    without.now = at(NodePort, Tunneling, MigrationState::Proving);
+    assert_eq!(without.plan([Tunneling, NodePort]).blockers, [], "the way back is open");
 }
 
 #[test]

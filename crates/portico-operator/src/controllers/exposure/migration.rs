@@ -263,7 +263,13 @@ fn event_reason(now: Now) -> &'static str {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use http::StatusCode;
+    use portico_api::cluster::EXPOSED;
+    use portico_api::seed::Seed;
     use portico_api::strategy::ExposeStrategy;
+    use portico_expose::doors::Doors;
+    use portico_expose::exposure::{Found, exposure, reachability};
+    use portico_expose::validate::usable;
     use portico_kube::events::Events;
     use portico_kube::leader::Leads;
     use portico_source::Object;
@@ -349,6 +355,38 @@ mod tests {
         context.tidy(&read(), None).await.unwrap();
         assert_eq!(metadata()["annotations"], json!({MIGRATION: "quiet=1m"}));
         assert!(metadata()["labels"][MIGRATION_LABEL].is_null());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_is_refused_again_and_again_writes_one_condition() {
+        let api = FakeApi::default();
+        let metadata = json!({"name": "a", "uid": "1", "annotations": {ROLLBACK: "NodePort"}});
+        let spec = json!({"exposeStrategy": "Tunneling", "cloud": {"dc": "lab-1"}});
+        api.put_of("clusters", json!({"metadata": metadata, "spec": spec}));
+        api.refuse_writes(Some(StatusCode::FORBIDDEN));
+        let context = context(&api).await;
+        let seed = json!({"metadata": {"name": "north"}, "spec": {"datacenters": {"lab-1": {}}}});
+        let seeds: [Arc<Seed>; 1] = [serde_json::from_value(seed).map(Arc::new).unwrap()];
+        let ingress = json!({"domain": "kkp.invalid"});
+        let configuration =
+            serde_json::from_value(json!({"metadata": {"name": "kkp"}, "spec": {"ingress": ingress}}))
+                .unwrap();
+        let mut written = Vec::new();
+        for _ in 0..3 {
+            let cluster: Cluster = serde_json::from_value(api.all_of("clusters").remove(0)).unwrap();
+            let scope = usable(&cluster, &seeds, Some(&configuration)).unwrap();
+            let found = Found::default();
+            let exposure = exposure(scope, &found, 6_443).unwrap();
+            let doors = Doors::new(&cluster, exposure.decision.strategy);
+            let reachability = reachability(&exposure, &found);
+            let done = Done { reachability, doors, exposure, found };
+            let error = context.conclude(&cluster, None, &done).await.unwrap_err();
+            assert_eq!(error.reason(), "WriteRefused");
+            written.push(api.all_of("clusters").remove(0));
+        }
+        assert_eq!(written[0]["status"]["conditions"][EXPOSED]["reason"], "WriteRefused");
+        assert_eq!(written[0]["status"]["address"]["externalName"], "a.north.kkp.invalid");
+        assert_eq!([&written[1], &written[2]], [&written[0]; 2]);
     }
 
     #[test]
