@@ -68,8 +68,8 @@ impl Cluster {
         self.metadata.annotation(LAYOUT).is_some()
     }
 
-    /// Whether Portico hosts its control plane, as far as the Cluster says: it was begun. The annotation alone
-    /// says less. It may be refused, and a control plane that was begun stays without it.
+    /// Whether Portico hosts its control plane, as far as the Cluster says: it was begun. The annotation says
+    /// less: it may be refused, and a control plane that was begun stays without it.
     pub fn is_hosted(&self) -> bool {
         self.metadata.has_finalizer(CONTROL_PLANE_FINALIZER)
     }

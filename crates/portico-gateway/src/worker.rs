@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use portico_net::ConnectionId;
 use slab::Slab;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
@@ -36,8 +37,8 @@ struct Connections {
     /// Every open connection of this thread.
     open: Slab<Arc<Record>>,
     /// Slots by age: `[0]` taken since the last tick, `[1]` in the tick before, and so on. A slot may have
-    /// been reused since.
-    young: [Vec<usize>; LASTING + 1],
+    /// been reused since, which the id tells.
+    young: [Vec<(usize, ConnectionId)>; LASTING + 1],
 }
 
 impl Worker {
@@ -65,12 +66,10 @@ impl Worker {
     /// Adds an open connection to the list; returns its slot.
     pub(crate) fn list(&self, record: Arc<Record>) -> usize {
         // Streams have nothing to set once they last.
-        let is_stream = record.listener == Listener::Tunnel;
+        let young = (record.listener != Listener::Tunnel).then_some(record.id);
         let mut connections = self.lock();
         let slot = connections.open.insert(record);
-        if !is_stream {
-            connections.young[0].push(slot);
-        }
+        connections.young[0].extend(young.map(|id| (slot, id)));
         slot
     }
 
@@ -92,13 +91,17 @@ impl Worker {
         }
     }
 
-    /// Tells connections that have outlived their first second.
+    /// Tells connections that have outlived their first second, each once: that takes their waker.
     fn note_lasting(&self) {
         let mut connections = self.lock();
         connections.young.rotate_right(1);
         // A burst must not leave its room behind.
         let oldest = std::mem::take(&mut connections.young[0]);
-        oldest.iter().filter_map(|&slot| connections.open.get(slot)).for_each(|record| record.set_lasting());
+        for (slot, id) in oldest {
+            if let Some(record) = connections.open.get(slot).filter(|record| record.id == id) {
+                record.set_lasting();
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Connections> {

@@ -97,14 +97,38 @@ impl Daemon {
         }
     }
 
-    /// Lets `open` connections finish for `limit`. `drain` does it and returns how many were cut; a second
-    /// signal ends it.
-    pub(crate) async fn drain(&mut self, open: usize, limit: Duration, drain: impl Future<Output = usize>) {
+    /// Lets `open` connections finish for `limit`. `drain` does it and returns how many were cut; so many
+    /// `further` signals end it.
+    pub(crate) async fn drain(
+        &mut self,
+        open: usize,
+        limit: Duration,
+        further: u32,
+        drain: impl Future<Output = usize>,
+    ) {
         tracing::info!(open, ?limit, "draining; a second signal ends it");
+        self.drain_until(further, async { tracing::info!(cut = drain.await, "drained") }).await;
+    }
+
+    /// Drains by `drain`, until so many `further` signals have come. A process with a successor gets one as a
+    /// matter of course, and that is no reason to cut connections. Returns how many came.
+    pub(crate) async fn drain_until(&mut self, further: u32, drain: impl Future<Output = ()>) -> u32 {
+        let mut signals = 0;
+        let last = async {
+            loop {
+                let signal = self.asked_to_stop().await;
+                signals += 1;
+                if signals == further {
+                    return signal;
+                }
+                tracing::info!(%signal, "draining already; the next signal ends it");
+            }
+        };
         tokio::select! {
-            cut = drain => tracing::info!(cut, "drained"),
-            signal = self.asked_to_stop() => tracing::warn!(%signal, "told to stop again; ending at once"),
+            () = drain => {}
+            signal = last => tracing::warn!(%signal, "told to stop again; ending at once"),
         }
+        signals
     }
 }
 

@@ -111,17 +111,31 @@ impl StaticTokens {
 
     /// Reads the file again. Returns true if other tokens are in force. New tokens count at once. A removed
     /// token stays in force until it has been missing for `REMOVAL_DELAY`. Until then
-    /// [`has_removed_all`](Self::has_removed_all) is false, and the caller must reload again. On an error the
-    /// old tokens stay.
+    /// [`has_removed_all`](Self::has_removed_all) is false, and the caller must reload again. On an error
+    /// those tokens stay that the file had when it could be used last. If a removed token ends by that call,
+    /// the next one returns the error.
     pub fn reload(&self) -> Result<bool, TokensError> {
-        let text = read(&self.path)?;
-        let content = hash(&[text.as_bytes()]);
         let mut read = self.read();
-        if read.content == content && read.missing.is_empty() {
-            return Ok(false);
+        let found = self.read_if_changed(read.content);
+        if read.missing.is_empty() && !matches!(found, Ok(Some(_))) {
+            return found.map(|_| false);
         }
-        let mut table = parse(&self.path, &text)?;
         let (before, now) = (self.table.load(), Instant::now());
+        let (found, unusable) = match found {
+            Ok(found) => (found, None),
+            Err(error) => (None, Some(error)),
+        };
+        let mut table = match found {
+            Some((content, table)) => {
+                read.content = content;
+                table
+            }
+            // What the file had when it could be used last.
+            None => {
+                let in_file = before.iter().filter(|(hash, _)| !read.missing.contains_key(*hash));
+                in_file.map(|(hash, tenant)| (*hash, tenant.clone())).collect()
+            }
+        };
         let missing = before.iter().filter(|(hash, _)| !table.contains_key(*hash)).filter_map(|(hash, _)| {
             let since = read.missing.get(hash).copied().unwrap_or(now);
             (now.duration_since(since) < REMOVAL_DELAY).then_some((*hash, since))
@@ -129,12 +143,19 @@ impl StaticTokens {
         let missing: HashMap<_, _> = missing.collect();
         let kept = missing.keys().filter_map(|hash| Some((*hash, before.get(hash)?.clone())));
         table.extend(kept.collect::<Vec<_>>());
-        *read = FileState { content, missing };
+        read.missing = missing;
         if table == **before {
-            return Ok(false);
+            return unusable.map_or(Ok(false), Err);
         }
         self.table.store(table.into());
         Ok(true)
+    }
+
+    /// The tokens in the file, if it is another than the one with the hash `content`, and its own hash.
+    fn read_if_changed(&self, content: Hash) -> Result<Option<(Hash, HashMap<Hash, Tenant>)>, TokensError> {
+        let text = read(&self.path)?;
+        let now = hash(&[text.as_bytes()]);
+        if now == content { Ok(None) } else { Ok(Some((now, parse(&self.path, &text)?))) }
     }
 
     /// Whether every token that is gone from the file is out of force.
@@ -272,6 +293,20 @@ mod tests {
         assert!(file.tokens.reload().unwrap() && !file.opens("secret") && file.tokens.has_removed_all());
         assert!(file.opens("stays"));
         assert!(!file.tokens.reload().unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_is_gone_counts_no_more_although_the_file_is_broken_since() {
+        let file = File::new("secret,a\nstays,b\n");
+        file.write("stays,b\n");
+        assert!(!file.tokens.reload().unwrap());
+        file.write("stays,b");
+        assert!(file.tokens.reload().is_err() && file.opens("secret"));
+        advance(REMOVAL_DELAY).await;
+        assert!(file.tokens.reload().unwrap() && !file.opens("secret") && file.tokens.has_removed_all());
+        assert!(file.tokens.reload().is_err() && file.opens("stays"));
+        file.write("secret,a\nstays,b\n");
+        assert!(file.tokens.reload().unwrap() && file.opens("secret"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use portico_gateway::{Config, Keepalive};
+use portico_gateway::{Config, End, Keepalive};
 use portico_tunnel::Settings;
 use rustix::net::sockopt;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -76,4 +76,27 @@ fn a_socket_behind_a_connect_request_has_keep_alive_at_once() {
     let server = endpoint.accept();
     let upstream = socket_between(server.peer_addr().unwrap(), endpoint.address);
     assert_eq!(keepalive_of(&upstream), Some(KEEPALIVE));
+}
+
+#[test]
+fn a_stream_that_took_the_place_of_a_short_connection_is_still_cancelled_while_it_is_silent() {
+    let tunnel = Settings { plaintext: true, ..Settings::default() };
+    let config = Config { tunnel_listen: Some(LOOPBACK), tunnel, workers: 1, ..config() };
+    let gateway = start(Config { upstream_keepalive: KEEPALIVE, ..config });
+    let endpoint = Endpoint::new();
+    Service::new("a", &[endpoint.address]).host(HOST).authority(AUTHORITY).expose(&gateway);
+    let tunnels = Client::plaintext(&gateway);
+    drop(pair(&gateway, &endpoint, HOST));
+    wait_until_empty(&gateway);
+    let (status, _send, mut recv) = tunnels.connect(AUTHORITY);
+    assert_eq!(status, 200);
+    let _stream = endpoint.accept();
+    // Once this later one lasts, the first would have, too.
+    let (_client, server) = pair(&gateway, &endpoint, HOST);
+    let upstream = socket_between(server.peer_addr().unwrap(), endpoint.address);
+    eventually("it lasts", || keepalive_of(&upstream) == Some(KEEPALIVE));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert_eq!(runtime.block_on(gateway.drain(Duration::ZERO)), 2);
+    assert_eq!(ended(gateway.shared(), End::Drained), 2);
+    assert!(tunnels.read(&mut recv).is_some_and(|read| read.is_err()));
 }

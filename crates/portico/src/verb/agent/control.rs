@@ -126,7 +126,7 @@ pub(crate) async fn run(
             // The successor needs the admin address.
             admin.close();
             address.leave().await;
-            let signals = drain_after_hand_over(drain, &mut daemon).await;
+            let signals = daemon.drain_until(2, drain).await;
             if lifecycle.linger && signals == 0 {
                 daemon.asked_to_stop().await;
             }
@@ -151,23 +151,6 @@ async fn drain(agent: &Agent, files: &mut IdentityFiles, status: &Status, limit:
         never = follow(files, agent, status) => match never {},
         cut = agent.drain(limit) => tracing::info!(cut, "drained"),
     }
-}
-
-/// Drains until the second signal: a pod that was replaced gets the first as a matter of course, and that is
-/// no reason to cut connections. Returns how many signals came.
-async fn drain_after_hand_over(drain: impl Future<Output = ()>, daemon: &mut Daemon) -> u32 {
-    let mut signals = 0;
-    let second_signal = async {
-        while signals < 2 {
-            daemon.asked_to_stop().await;
-            signals += 1;
-        }
-    };
-    tokio::select! {
-        () = drain => {}
-        () = second_signal => tracing::warn!("a second signal; ending at once"),
-    }
-    signals
 }
 
 /// Drains until the next signal. Returns whether a successor needs the address.

@@ -79,7 +79,7 @@ async fn serve(
         () = hand_over(gateway, offer) => Ending::HandedOver,
     };
     status.set_stopping();
-    match why {
+    let signals = match why {
         Ending::Stop(signal) => {
             tracing::info!(%signal, delay = ?flags.lifecycle.drain_delay, "told to stop");
             tokio::select! {
@@ -87,17 +87,19 @@ async fn serve(
                 () = sleep(flags.lifecycle.drain_delay) => {}
                 _ = daemon.asked_to_stop() => {}
             }
+            1
         }
         Ending::HandedOver => {
             tracing::info!("a successor has taken the listeners over");
             // It needs the address.
             admin.close();
+            2
         }
-    }
+    };
     // The persisted state is a successor's business from now on.
     drop(source);
     let limit = flags.lifecycle.drain_timeout;
-    daemon.drain(gateway.connections().len(), limit, gateway.drain(limit)).await;
+    daemon.drain(gateway.connections().len(), limit, signals, gateway.drain(limit)).await;
     Ok(())
 }
 

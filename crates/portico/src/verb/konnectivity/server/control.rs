@@ -67,7 +67,7 @@ pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon
         }
     };
     let release = timeout(limit.max(RELEASE), release);
-    let (_, _released) = tokio::join!(daemon.drain(open, limit, server.drain(limit)), release);
+    let (_, _released) = tokio::join!(daemon.drain(open, limit, 1, server.drain(limit)), release);
     server.stop().await;
     Ok(())
 }
