@@ -46,6 +46,9 @@ fn others_get_nothing_new(stage: &Stage, operator: &Running) {
 fn everything_is_made_and_named_as_people_know_it(stage: &Stage, operator: &Running) {
     let (kubectl, inside) = (&stage.kubectl, &stage.inside);
     kubectl.run(&["annotate", "cluster", "a", LAYOUT]).unwrap();
+    // As the controller does that hosts it.
+    let begun = json!({"metadata": {"finalizers": ["portico.k8c.io/control-plane"]}}).to_string();
+    kubectl.run(&["patch", "cluster", "a", "--type=merge", "--patch", &begun]).unwrap();
     touch(stage, operator, "a");
     let message = wait_reason(kubectl, "a", "Incomplete");
     assert!(message.contains("Secret client-ca is not there yet"), "{message}");
