@@ -109,7 +109,6 @@ fn an_annotation_alone_takes_no_way_in_away_from_the_pods_of_somebody_else() {
     let asks = marked(r#""annotations": {"portico.k8c.io/layout": "compact"}"#);
     let api = &exposed(&asks, &allocated()).services[0];
     assert_eq!(api.fields["spec"]["ports"][0]["targetPort"], 31_001);
-    assert!(!has_two_doors(managed_by(&asks, false)));
 }
 
 #[test]

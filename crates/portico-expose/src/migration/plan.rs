@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use portico_api::annotations::{ENDPOINTS, LAYOUT, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
-use portico_api::cluster::{Address, Cluster, USER_CLUSTER_READY};
+use portico_api::cluster::{Address, CONTROL_PLANE_READY, Cluster, USER_CLUSTER_READY};
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::names::ClusterName;
 use portico_api::problem::{Problem, Severity};
@@ -179,11 +179,11 @@ pub fn has_two_doors(managed_by: ManagedBy) -> bool {
 }
 
 /// The manager of `cluster`'s control plane, as far as the Cluster says. `kkp` says whether KKP's controllers
-/// are at work.
+/// are at work. A Cluster that asks to be hosted counts as hosted: a manifest does not say what was begun.
 pub fn managed_by(cluster: &Cluster, kkp: bool) -> ManagedBy {
     if kkp {
         ManagedBy::Kkp
-    } else if cluster.is_hosted() {
+    } else if cluster.has_layout() || cluster.is_hosted() {
         ManagedBy::Hosted
     } else if runs_elsewhere(cluster) {
         ManagedBy::Elsewhere
@@ -252,6 +252,10 @@ fn blockers(facts: &Facts<'_>) -> Vec<Blocker> {
             format!("its annotation {LAYOUT} is gone, so its control plane stays as it is"),
             "set the annotation again",
         );
+    }
+    let not_begun = cluster.status.conditions.get(CONTROL_PLANE_READY).filter(|_| !cluster.is_hosted());
+    if let Some(found) = not_begun.filter(|_| cluster.has_layout()) {
+        block(format!("its control plane is not begun: {}", found.message), "do what that says first");
     }
     if from.address.url.is_empty() {
         block(

@@ -139,6 +139,14 @@ fn a_plan_that_stays_with_a_strategy_or_that_nobody_may_carry_out_is_blocked() {
     assert!(found.len() == 1 && found[0].what.contains("portico.k8c.io/layout is gone"), "{found:?}");
     without.now = at(NodePort, Tunneling, MigrationState::Proving);
     assert_eq!(without.plan([Tunneling, NodePort]).blockers, [], "the way back is open");
+
+    let mut refused = Case::of(ManagedBy::Hosted, "{}");
+    refused.cluster.metadata.finalizers = Box::default();
+    assert_eq!(refused.plan(there).blockers, [], "a manifest does not say what was begun");
+    let condition = r#"{"status": "False", "reason": "QuotaExceeded", "message": "Seed north is full"}"#;
+    refused.cluster.status.conditions.insert(CONTROL_PLANE_READY.into(), crate::testing::read(condition));
+    let found = refused.plan(there).blockers;
+    assert!(found.len() == 1 && found[0].what.ends_with("not begun: Seed north is full"), "{found:?}");
 }
 
 #[test]

@@ -62,7 +62,9 @@ impl Context {
         Ok(recorded.map(|doors| {
             let moves = doors.now.second.is_none() && doors.now.first != wanted && cluster.may_migrate();
             // A cluster that can have only one door changes to the new one at once, as with KKP.
-            let at_once = moves && !has_two_doors(managed_by(cluster, false));
+            // What runs one that is not begun here listens on one port.
+            let is_begun = cluster.is_hosted() || !cluster.has_layout();
+            let at_once = moves && !(is_begun && has_two_doors(managed_by(cluster, false)));
             if at_once { doors.moved_to(Now::settled(wanted)) } else { doors }
         }))
     }
