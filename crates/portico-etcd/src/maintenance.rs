@@ -19,6 +19,9 @@ const SOON: Duration = Duration::from_secs(1);
 /// The longest pause after a defragmentation that failed. A full disk stays full until somebody acts.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
+/// The same while the database is full. It takes no writes before its space is given back.
+const LONGEST_PAUSE_WHEN_FULL: Duration = Duration::from_mins(1);
+
 /// How it stands with a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemberStatus {
@@ -76,52 +79,51 @@ struct Failures(Vec<Failure>);
 #[derive(Debug)]
 struct Failure {
     act: Act,
-    error: String,
+    at: Instant,
     pause: Duration,
-    until: Instant,
 }
 
-/// What `own` is to do, the most urgent first. `others` are all other members that were asked, `None` one
-/// that is not healthy. `ring` are the members of the ring as a majority says, where one has other data than
-/// the rest.
+/// What `own` is to do, the most urgent first; `None` while that cannot be said. `others` are all other
+/// members that were asked, `None` one that is not healthy. `ring` are the members of the ring as a majority
+/// says, where one has other data than the rest.
 fn wanted(
     own: &MemberStatus,
     others: &[Option<MemberStatus>],
     ring: Option<&[u64]>,
     alarms: &[Alarm],
     before: Before,
-) -> Vec<Act> {
+) -> Option<Vec<Act>> {
     if own.is_learner {
-        return vec![Act::Promote(own.id)];
+        return Some(vec![Act::Promote(own.id)]);
     }
     if own.leader != own.id {
-        return Vec::new();
+        return None;
     }
     let mut corrupt = alarms.iter().filter(|alarm| !alarm.is_full).peekable();
     if corrupt.peek().is_some() {
         // What to do with a member only people can say. Once it is gone, its data is. Until this alarm ends
         // etcd answers nobody, so nobody is healthy.
-        let Some(ring) = ring else { return Vec::new() };
+        let ring = ring?;
         let left = corrupt.filter(|alarm| alarm.member != 0 && !ring.contains(&alarm.member));
-        return left.map(|alarm| Act::Disarm(*alarm)).collect();
+        return Some(left.map(|alarm| Act::Disarm(*alarm)).collect());
     }
     let is_whole = |seen: &&MemberStatus| seen.leader == own.id && !seen.is_learner;
     let healthy: Vec<&MemberStatus> = others.iter().flatten().filter(is_whole).collect();
     if healthy.len() < others.len() {
-        return Vec::new();
+        return None;
     }
     // The leader is last: while it is busy there are no writes.
     let members = healthy.into_iter().chain([own]);
     let defragment = |seen: &MemberStatus| Act::Defragment(seen.url.clone());
     let Some(alarm) = alarms.first() else {
-        return members.filter(|seen| seen.is_mostly_free()).map(defragment).collect();
+        return Some(members.filter(|seen| seen.is_mostly_free()).map(defragment).collect());
     };
     // API servers compact by a write, which is refused now. No client that keeps up still reads what was the
     // present so long ago.
     let compact = (before.revision > before.compacted).then_some(Act::Compact(before.revision));
     let disarm = members.clone().all(MemberStatus::has_space).then_some(Act::Disarm(*alarm));
     let defragments = members.filter(|seen| seen.gets_space()).map(defragment);
-    compact.into_iter().chain(disarm).chain(defragments).collect()
+    Some(compact.into_iter().chain(disarm).chain(defragments).collect())
 }
 
 impl Before {
@@ -142,30 +144,36 @@ impl Before {
 }
 
 impl Failures {
-    /// The first of these acts that is not left alone now.
-    fn first_due(&self, acts: Vec<Act>, now: Instant) -> Option<Act> {
-        acts.into_iter().find(|act| self.of(act).is_none_or(|failure| now >= failure.until))
+    /// The first of these acts, all that are wanted, that is not left alone now. Forgets what failed and is
+    /// not wanted any more, after its pause: what is wanted off and on is not tried more often for that.
+    fn first_due(&mut self, acts: Vec<Act>, now: Instant, is_full: bool) -> Option<Act> {
+        let is_due = |failure: &Failure| now >= failure.until(is_full);
+        self.0.retain(|failure| !is_due(failure) || acts.iter().any(|act| failure.act.is_like(act)));
+        acts.into_iter().find(|act| self.of(act).is_none_or(is_due))
     }
 
     fn of(&self, act: &Act) -> Option<&Failure> {
         self.0.iter().find(|failure| failure.act.is_like(act))
     }
 
-    /// Notes that `act` failed at `now`. Returns whether the error is another one than last time.
-    fn note(&mut self, act: &Act, error: String, now: Instant, every: Duration) -> bool {
-        let last = self.of(act);
-        let is_new = last.is_none_or(|last| last.error != error);
-        let pause = match (act, last) {
+    fn note(&mut self, act: Act, at: Instant, every: Duration) {
+        let pause = match (&act, self.of(&act)) {
             (Act::Defragment(_), Some(last)) => (last.pause * 2).min(LONGEST_PAUSE),
             _ => every,
         };
-        self.forget(act);
-        self.0.push(Failure { act: act.clone(), error, pause, until: now + pause });
-        is_new
+        self.forget(&act);
+        self.0.push(Failure { act, at, pause });
     }
 
     fn forget(&mut self, act: &Act) {
         self.0.retain(|failure| !failure.act.is_like(act));
+    }
+}
+
+impl Failure {
+    /// The end of its pause. An alarm may come in the middle of a long one.
+    fn until(&self, is_full: bool) -> Instant {
+        self.at + if is_full { self.pause.min(LONGEST_PAUSE_WHEN_FULL) } else { self.pause }
     }
 }
 
@@ -231,8 +239,9 @@ async fn look(
     }
     let members = if alarms.iter().all(|alarm| alarm.is_full) { None } else { client.members().await.0 };
     let ring: Option<Vec<u64>> = members.map(|members| members.iter().map(|member| member.id).collect());
-    let acts = wanted(own, &others, ring.as_deref(), alarms, *before);
-    let Some(act) = failures.first_due(acts, Instant::now()) else { return false };
+    let Some(acts) = wanted(own, &others, ring.as_deref(), alarms, *before) else { return false };
+    let is_full = alarms.iter().any(|alarm| alarm.is_full);
+    let Some(act) = failures.first_due(acts, Instant::now(), is_full) else { return false };
     let done = act.perform(client, &own.url).await;
     if done.is_ok() {
         failures.forget(&act);
@@ -243,10 +252,8 @@ async fn look(
         // Until it has caught up.
         (Err(error), Act::Promote(_)) => debug!("{act}: {error:#}"),
         (Err(error), _) => {
-            let error = format!("{error:#}");
-            if failures.note(&act, error.clone(), Instant::now(), every) {
-                warn!("{act}: {error}; tried again later");
-            }
+            warn!("{act}: {error:#}; tried again later");
+            failures.note(act, Instant::now(), every);
         }
     }
     true
@@ -326,7 +333,7 @@ mod tests {
         alarms: &[Alarm],
         before: Before,
     ) -> Option<Act> {
-        wanted(own, others, ring, alarms, before).into_iter().next()
+        wanted(own, others, ring, alarms, before)?.into_iter().next()
     }
 
     fn after(revision: u64, compacted: u64) -> Before {
@@ -386,42 +393,82 @@ mod tests {
     fn a_defragmentation_that_fails_comes_later_and_later_and_holds_up_no_other_act() {
         let (every, start) = (Duration::from_secs(30), Instant::now());
         let mut failures = Failures::default();
-        let full = "no space left on device";
         let others = [Some(seen(2, 500, 100)), Some(seen(3, 500, 100))];
         // A look a second, as after each act. The disk of the second member is full.
         let mut failed = Vec::new();
-        let mut reports = 0;
         for second in 0..4 * 3_600 {
             let now = start + Duration::from_secs(second);
-            let acts = wanted(&seen(1, 200, 10), &others, None, &[], Before::default());
-            let act = failures.first_due(acts, now);
-            if act == defragment(2) {
+            let acts = wanted(&seen(1, 200, 10), &others, None, &[], Before::default()).unwrap();
+            let act = failures.first_due(acts, now, false).unwrap();
+            if Some(&act) == defragment(2).as_ref() {
                 failed.push(second);
-                reports += u32::from(failures.note(&act.unwrap(), full.to_owned(), now, every));
+                failures.note(act, now, every);
             } else {
-                assert_eq!(act, defragment(3));
+                assert_eq!(Some(act), defragment(3));
             }
         }
         assert_eq!(failed, [0, 30, 90, 210, 450, 930, 1_890, 3_810, 7_410, 11_010]);
-        assert_eq!(reports, 1, "of the same error");
         let act = Act::Defragment("http://2".to_owned());
-        assert!(failures.note(&act, "timeout".to_owned(), start, every), "another error");
         failures.forget(&act);
-        assert_eq!(failures.first_due(vec![act.clone()], start), Some(act), "it was done meanwhile");
+        assert_eq!(failures.first_due(vec![act.clone()], start, false), Some(act), "it was done meanwhile");
+    }
+
+    #[test]
+    fn a_full_database_waits_a_minute_at_most_for_a_defragmentation_that_failed() {
+        let (every, start) = (Duration::from_secs(30), Instant::now());
+        let mut failures = Failures::default();
+        let mut failed = Vec::new();
+        // The disk has no space for the copy. After 4000 seconds, in a long pause, the database is full.
+        for second in 0..4_200 {
+            let now = start + Duration::from_secs(second);
+            let full = second >= 4_000;
+            let alarms = if full { &[FULL][..] } else { &[] };
+            let acts = wanted(&seen(1, 1_100, 100), &[], None, alarms, after(40, 40)).unwrap();
+            if let Some(act) = failures.first_due(acts, now, full) {
+                failed.push(second);
+                failures.note(act, now, every);
+            }
+        }
+        assert_eq!(failed, [0, 30, 90, 210, 450, 930, 1_890, 3_810, 4_000, 4_060, 4_120, 4_180]);
+    }
+
+    #[test]
+    fn what_failed_and_is_not_wanted_any_more_is_forgotten_after_its_pause() {
+        let (every, start) = (Duration::from_secs(30), Instant::now());
+        let mut failures = Failures::default();
+        let act = Act::Defragment("http://2".to_owned());
+        for second in [0, 30] {
+            failures.note(act.clone(), start + Duration::from_secs(second), every);
+        }
+        let mut next = |second, is_wanted: bool| {
+            let now = start + Duration::from_secs(second);
+            let acts = is_wanted.then(|| act.clone()).into_iter().collect();
+            let due = failures.first_due(acts, now, false);
+            if let Some(act) = &due {
+                failures.note(act.clone(), now, every);
+            }
+            due.is_some()
+        };
+        // Its pause ends at 90.
+        assert!(!next(60, false));
+        assert!(!next(61, true));
+        assert!(!next(90, false));
+        assert!(next(91, true));
+        assert!(next(121, true), "after as long a pause as the first time");
     }
 
     #[test]
     fn a_compaction_that_fails_waits_for_the_next_look_and_space_is_given_back_meanwhile() {
         let (every, now) = (Duration::from_secs(30), Instant::now());
         let mut failures = Failures::default();
-        let acts = |revision| wanted(&seen(1, 1_100, 300), &[], None, &[FULL], after(revision, 0));
+        let acts = |revision| wanted(&seen(1, 1_100, 300), &[], None, &[FULL], after(revision, 0)).unwrap();
         let compact = |revision| Some(Act::Compact(revision));
         for (times, revision) in (0..).zip(40..44) {
             let now = now + every * times;
-            let due = failures.first_due(acts(revision), now);
+            let due = failures.first_due(acts(revision), now, true);
             assert_eq!(due, compact(revision));
-            failures.note(&due.unwrap(), "timeout".to_owned(), now, every);
-            assert_eq!(failures.first_due(acts(revision + 1), now + SOON), defragment(1));
+            failures.note(due.unwrap(), now, every);
+            assert_eq!(failures.first_due(acts(revision + 1), now + SOON, true), defragment(1));
         }
     }
 

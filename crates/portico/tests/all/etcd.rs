@@ -106,6 +106,28 @@ impl Ring {
         self.call(member, "kv/put", &json!({"key": key, "value": value}))
     }
 
+    /// Writes until the database is full. Returns how many keys those are.
+    fn fill(&self, member: usize) -> usize {
+        let large = vec![7; 1 << 20];
+        let mut keys = 0;
+        wait_until("it is full", || {
+            let answer = self.put(member, &format!("large-{keys}"), &large);
+            let message = answer["message"].as_str();
+            let full = message.is_some_and(|said| said.contains("database space exceeded"));
+            keys += usize::from(!full);
+            full
+        });
+        keys
+    }
+
+    /// Deletes these keys.
+    fn empty(&self, member: usize, keys: usize) {
+        for key in 0..keys {
+            let key = text(format!("large-{key}").as_bytes());
+            self.call(member, "kv/deleterange", &json!({"key": key}));
+        }
+    }
+
     /// Whether a member has the key, by its own data.
     fn has(&self, member: usize, key: &str) -> bool {
         let range = json!({"key": text(key.as_bytes()), "serializable": true});
@@ -207,24 +229,35 @@ fn a_full_database_is_reported_and_takes_writes_again_once_objects_are_deleted()
     let ring = Ring { quota: 8 << 20, ..Ring::of(1) }.with_tls();
     let mut etcd = ring.start(0, false);
     ring.wait_ready(0);
-    let large = vec![7; 1 << 20];
-    let mut keys = 0;
-    wait_until("it is full", || {
-        keys += 1;
-        ring.put(0, &format!("large-{keys}"), &large)["message"]
-            .as_str()
-            .is_some_and(|said| said.contains("database space exceeded"))
-    });
+    let keys = ring.fill(0);
     assert!(ring.health(0).contains("ALARM NOSPACE"));
     etcd.wait_for("NOSPACE: the database is full");
 
-    for key in 1..keys {
-        ring.call(0, "kv/deleterange", &json!({"key": text(format!("large-{key}").as_bytes())}));
-    }
+    ring.empty(0, keys);
     etcd.wait_for("defragmenting the member at");
     etcd.wait_for("no alarm any more");
     assert!(ring.put(0, "after", b"x")["header"].is_object());
     assert!(!ring.health(0).contains("NOSPACE"));
+    stop(etcd);
+}
+
+#[test]
+fn a_defragmentation_that_fails_is_reported_each_time_and_tried_again_until_it_works() {
+    let ring = Ring { quota: 8 << 20, ..Ring::of(1) };
+    let mut etcd = ring.start(0, false);
+    ring.wait_ready(0);
+    let keys = ring.fill(0);
+    // The copy is made in this folder. The file that is open needs none.
+    let folder = ring.data(0).join("member/snap");
+    let away = ring.folder.path().join("away");
+    fs::rename(&folder, &away).unwrap();
+    ring.empty(0, keys);
+    for _ in 0..3 {
+        let line = etcd.wait_for("defragmenting the member at");
+        assert!(line.contains("WARN") && line.contains("no such file or directory"), "{line}");
+    }
+    fs::rename(&away, &folder).unwrap();
+    etcd.wait_for("no alarm any more");
     stop(etcd);
 }
 
