@@ -62,11 +62,11 @@ pub(crate) async fn far_off(client: &Client, now: fn() -> Timestamp) -> Option<S
     }
 }
 
-/// What a status says while nothing is written because of `clock`, which [`far_off`] has returned.
+/// What a status says while no certificate is written because of `clock`, which [`far_off`] has returned.
 pub(crate) fn waits(clock: &str) -> String {
     format!(
-        "certificates are due or seem lost, and the operator's clock is {clock}: nothing is written before \
-         it is right. See NTP on the operator's node and on the seed's control plane"
+        "certificates are due or seem lost, and the operator's clock is {clock}: none is written before it \
+         is right. See NTP on the operator's node and on the seed's control plane"
     )
 }
 

@@ -11,7 +11,7 @@ use portico_api::meta::ObjectKey;
 use portico_expose::exposure::MANAGED_BY;
 use portico_pki::inventory::{CA_CERTIFICATE, CA_KEY, Leaf, Stored};
 use portico_pki::{
-    Authority, IssueError, KeyKind, Names, Pair, Profile, Step, Succession, Unusable, wants_renewal,
+    Authority, IssueError, KeyKind, Names, Pair, Profile, Step, Succession, Unusable, ends, wants_renewal,
 };
 use serde_json::{Map, Value, json};
 
@@ -151,6 +151,12 @@ impl Issued {
         }
         metadata
     }
+}
+
+/// What clients must trust by the Secret of an authority as it is; `None` if that holds no certificate.
+pub(crate) fn trusted(authority: &Value) -> Option<String> {
+    let succession = read_succession(authority);
+    ends(&succession.current.certificate).map(|_| succession.trusted())
 }
 
 fn read_succession(secret: &Value) -> Succession {

@@ -323,7 +323,7 @@ async fn hostile_clients_disturb_nobody(kubectl: &Kubectl, address: SocketAddr) 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn by_a_clock_that_is_far_off_neither_certificate_nor_authority_is_replaced() {
+async fn by_a_clock_that_is_far_off_neither_certificate_nor_authority_is_replaced_and_both_serve_on() {
     let api = ApiServer::start("webhook-clock").unwrap();
     let kubectl = api.kubectl();
     let client = install_operator(kubectl, api.access()).await;
@@ -335,9 +335,13 @@ async fn by_a_clock_that_is_far_off_neither_certificate_nor_authority_is_replace
     operator.stop().await;
     let held = || SECRETS.map(|secret| kubectl.get(&[secret, "-n", "portico"]).unwrap()["data"].take());
     let before = held();
+    let bundle = || configuration(kubectl).ok()?.pointer(BUNDLE).cloned();
+    let registered = bundle();
+    assert!(registered.is_some());
     let month: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(24 * 336);
     let decade: fn() -> Timestamp = || Timestamp::now() + SignedDuration::from_hours(24 * 3_660);
     for (identity, clock) in [("a-month-before", month), ("after-the-authority", decade)] {
+        kubectl.run(&["delete", "validatingwebhookconfiguration", "portico"]).unwrap();
         let operator = start_at(&client, identity, listen(&api).await, by_service(), clock);
         until("a pass", || {
             ensure!(webhook(&operator).registered || webhook(&operator).trouble.is_some());
@@ -346,6 +350,7 @@ async fn by_a_clock_that_is_far_off_neither_certificate_nor_authority_is_replace
         let trouble = webhook(&operator).trouble.unwrap_or_default();
         assert!(trouble.starts_with("ClockOff: "), "{trouble}");
         assert_eq!(held(), before, "{identity}");
+        assert_eq!(bundle(), registered, "{identity}: with what is there, which is good");
         operator.stop().await;
     }
 }

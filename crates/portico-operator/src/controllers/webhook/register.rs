@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use super::server::PATH;
 use super::{Context, Reached};
 use crate::clock::{CLOCK_OFF, far_off, waits};
+use crate::issued::trusted;
 use crate::kkp::Kkp;
 use crate::managed::{Managed, Presence, Put};
 use crate::write::{PUT_BACK, WriteError, must_lead, part};
@@ -57,18 +58,19 @@ impl Context {
         if let Some(trouble) = self.in_the_way().or_else(|| self.yielded()) {
             return Ok(Some(trouble));
         }
-        match self.certify().await? {
-            Ok(bundle) => {
-                self.write(&self.configuration, &self.wanted_configuration(&bundle)).await?;
-                Ok(Some(State::Registered))
-            }
-            Err(clock) => Ok(Some(State::Trouble(CLOCK_OFF, waits(&clock)))),
+        let (bundle, clock) = self.certify().await?;
+        if let Some(bundle) = bundle {
+            self.write(&self.configuration, &self.wanted_configuration(&bundle)).await?;
         }
+        Ok(Some(match clock {
+            None => State::Registered,
+            Some(clock) => State::Trouble(CLOCK_OFF, waits(&clock)),
+        }))
     }
 
-    /// Renews what is due. Returns what the API server must trust, or why the clock keeps everything as it
-    /// is.
-    async fn certify(&self) -> Result<Result<String, String>, WriteError> {
+    /// Renews what is due. Returns what the API server must trust, if there is a certificate, and why the
+    /// clock keeps that as it is.
+    async fn certify(&self) -> Result<(Option<String>, Option<String>), WriteError> {
         let impossible = |error: IssueError| WriteError::Impossible(error.to_string());
         let now = (self.settings.clock)();
         let profile = self.issued.profile(self.names());
@@ -76,11 +78,13 @@ impl Context {
         let due = |authority: Option<&Value>| {
             self.issued.due(authority, held.as_ref(), &profile, now).map_err(impossible)
         };
-        let mut wanted = due(self.authority.value().as_ref())?;
+        let authority = self.authority.value();
+        let mut wanted = due(authority.as_ref())?;
         if (wanted.replaces || wanted.certificate.is_err())
             && let Some(clock) = far_off(&self.client, self.settings.clock).await
         {
-            return Ok(Err(clock));
+            let signer = authority.filter(|_| held.is_some());
+            return Ok((signer.and_then(|secret| trusted(&secret)), Some(clock)));
         }
         if let Err(why) = &wanted.certificate {
             self.tell(
@@ -103,7 +107,7 @@ impl Context {
             let text = format!("Secret {}: the certificate is issued: {why}", self.certificate.key());
             self.tell(Severity::Normal, "CertificateIssued", &text).await;
         }
-        Ok(Ok(wanted.trusted))
+        Ok((Some(wanted.trusted), None))
     }
 
     /// The name by which the API server verifies the certificate.
