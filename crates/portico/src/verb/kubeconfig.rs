@@ -24,6 +24,9 @@ mod person;
 
 use self::person::Person;
 
+/// As many links as Linux follows.
+const MOST_LINKS: usize = 40;
+
 // `portico kubeconfig`.
 #[derive(Debug, Args)]
 pub(crate) struct Flags {
@@ -120,14 +123,23 @@ fn write(path: &Path, kubeconfig: &Kubeconfig) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(cannot),
     }
-    // The file that a link leads to is replaced, and not the link.
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = &behind_links(path);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Readable by its owner alone from the first byte.
     let mut file = tempfile::NamedTempFile::new_in(folder).with_context(cannot)?;
     file.write_all(kubeconfig.to_yaml().as_bytes()).with_context(cannot)?;
     file.persist(path).with_context(cannot)?;
     Ok(())
+}
+
+/// The file that a link leads to: that is written, and not the link. It need not exist.
+fn behind_links(path: &Path) -> PathBuf {
+    let follow = |path: &PathBuf| {
+        let target = fs::read_link(path).ok()?;
+        Some(path.parent()?.join(target))
+    };
+    let paths = std::iter::successors(Some(path.to_owned()), follow);
+    paths.take(MOST_LINKS + 1).last().unwrap_or_else(|| path.to_owned())
 }
 
 /// The name of an object, as it can stand in a path of the API.
@@ -178,6 +190,22 @@ mod tests {
         let text = fs::read_to_string(&behind).unwrap();
         assert_eq!(Kubeconfig::parse(&text).unwrap().server, "https://new:2");
         assert_eq!(fs::metadata(&behind).unwrap().permissions().mode() & 0o777, 0o600);
+        // A link need not lead to a file, and may lead to another link.
+        fs::remove_file(&behind).unwrap();
+        fs::create_dir(dir.path().join("folder")).unwrap();
+        let first = dir.path().join("folder/first");
+        std::os::unix::fs::symlink("../link", &first).unwrap();
+        write(&first, &kubeconfig("a", "https://new:3")).unwrap();
+        for link in [&first, &link] {
+            assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+        }
+        let text = fs::read_to_string(&behind).unwrap();
+        assert_eq!(Kubeconfig::parse(&text).unwrap().server, "https://new:3");
+        let astray = dir.path().join("astray");
+        std::os::unix::fs::symlink("nowhere/a", &astray).unwrap();
+        let error = format!("{:#}", write(&astray, &kubeconfig("a", "https://a:1")).unwrap_err());
+        assert!(error.starts_with("cannot write ") && error.contains("/nowhere/"), "{error}");
+        assert!(fs::symlink_metadata(&astray).unwrap().is_symlink());
         let nowhere = dir.path().join("nowhere/a");
         let error = write(&nowhere, &kubeconfig("a", "https://a:1")).unwrap_err().to_string();
         assert!(error.starts_with("cannot write ") && error.contains("nowhere/a"), "{error}");
