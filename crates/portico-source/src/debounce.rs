@@ -29,10 +29,16 @@ const WRITING_GRACE: Duration = Duration::from_secs(1);
 /// A file that is written without a pause is read this long after the first write.
 const MAX_WRITING: Duration = Duration::from_secs(2);
 
+/// A file that is open for writing counts as closed after so long without a write. Inotify may have lost the
+/// event that says so.
+const MAX_OPEN: Duration = Duration::from_secs(30);
+
 /// What has changed and was not read yet.
 #[derive(Debug, Default)]
 pub(crate) struct Debounce {
     items: BTreeMap<PathBuf, Item>,
+    /// Files that were read before they were closed, and when.
+    open: BTreeMap<PathBuf, Instant>,
     everything: bool,
     /// Time of the first and the last event of a path that is ready.
     burst: Option<(Instant, Instant)>,
@@ -80,6 +86,7 @@ impl Debounce {
             FileEvent::Writing(path) => (path, Some(WRITING_GRACE)),
             FileEvent::Gone(path) => (path, Some(GONE_GRACE)),
         };
+        self.open.remove(&path);
         let item = self.items.entry(path).or_insert(Item { since: now, ready: now, unfinished });
         item.unfinished = unfinished;
         item.ready = match grace {
@@ -96,6 +103,11 @@ impl Debounce {
         self.items.contains_key(path)
     }
 
+    /// Whether `path` is still open for writing after it was read.
+    pub(crate) fn is_open(&self, path: &Path, now: Instant) -> bool {
+        self.open.get(path).is_some_and(|&read| now < read + MAX_OPEN)
+    }
+
     /// When there is something to [`take`](Self::take); `None` if nothing waits.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         let burst = self.burst.map(|(first, last)| (last + QUIET).min(first + MAX_BURST));
@@ -106,11 +118,13 @@ impl Debounce {
 
     /// Takes everything that may be read `now`.
     pub(crate) fn take(&mut self, now: Instant) -> Due {
-        let paths = self
+        let paths: Vec<DuePath> = self
             .items
             .extract_if(.., |_, item| item.ready <= now)
             .map(|(path, item)| DuePath { path, unfinished: item.unfinished })
             .collect();
+        self.open.retain(|_, read| now < *read + MAX_OPEN);
+        self.open.extend(paths.iter().filter(|due| due.unfinished).map(|due| (due.path.clone(), now)));
         self.burst = None;
         Due { everything: std::mem::take(&mut self.everything), paths }
     }
@@ -178,6 +192,29 @@ mod tests {
         }
         assert_eq!(debounce.due_at(), Some(start + MAX_WRITING));
         assert_eq!(taken(&mut debounce, start + MAX_WRITING), [("a".to_owned(), true)]);
+    }
+
+    #[test]
+    fn a_file_that_was_read_before_it_was_closed_stays_open_until_then_and_not_for_ever() {
+        let start = Instant::now();
+        let read = start + WRITING_GRACE;
+        let unclosed = || {
+            let mut debounce = Debounce::default();
+            debounce.add(FileEvent::Writing("a".into()), start);
+            assert_eq!(taken(&mut debounce, read), [("a".to_owned(), true)]);
+            debounce
+        };
+        let is_open = |debounce: &Debounce, now| debounce.is_open(Path::new("a"), now);
+        let mut debounce = unclosed();
+        assert!(is_open(&debounce, read + MAX_OPEN - ms(1)) && !is_open(&debounce, read + MAX_OPEN));
+        debounce.take(read + MAX_OPEN);
+        assert!(debounce.open.is_empty());
+        for end in [written("a"), FileEvent::Gone("a".into())] {
+            let mut debounce = unclosed();
+            debounce.add(end, read);
+            debounce.take(read + GONE_GRACE);
+            assert!(!is_open(&debounce, read + GONE_GRACE));
+        }
     }
 
     #[test]

@@ -301,10 +301,12 @@ impl Worker {
             self.blind = true;
             return self.report(folder, empty_directory(folder));
         }
+        let now = Instant::now();
         // Consumed, so that each path is freed as soon as the index has its own.
         for (path, signature) in found.files {
             if !self.index.is_current(&path, signature) && !self.debounce.contains(&path) {
-                self.read(&path.into(), signature, false);
+                let unfinished = self.debounce.is_open(&path, now);
+                self.read(&path.into(), signature, unfinished);
             }
         }
         for path in gone {

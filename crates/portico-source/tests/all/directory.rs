@@ -282,6 +282,28 @@ async fn a_file_that_takes_over_and_was_read_before_it_was_closed_loses_nothing(
 }
 
 #[tokio::test]
+async fn a_file_that_stays_open_without_a_write_loses_nothing_when_everything_is_compared() {
+    let mut world = World::open(|folder| {
+        fs::write(folder.join("a.yaml"), service("x") + &service("y")).unwrap();
+        // With a link to a folder each new folder has everything compared.
+        fs::create_dir(folder.join("../elsewhere")).unwrap();
+        symlink("../elsewhere", folder.join("link")).unwrap();
+    })
+    .await;
+    let mut file = File::create(world.path("a.yaml")).unwrap();
+    file.write_all(typed("x", "NodePort").as_bytes()).unwrap();
+    world.until(&["x=NodePort", "y"]).await;
+    fs::create_dir(world.path("new")).unwrap();
+    world.put("new/z.yaml", &service("z"));
+    world.until(&["x=NodePort", "y", "z"]).await;
+    file.write_all(service("y").as_bytes()).unwrap();
+    drop(file);
+    world.put("mark.yaml", &service("mark"));
+    world.until(&["x=NodePort", "y", "z", "mark"]).await;
+    assert!(world.deleted.is_empty(), "{:?}", world.deleted);
+}
+
+#[tokio::test]
 async fn an_object_that_the_next_file_lacks_by_now_is_taken_from_the_one_after_it() {
     let mut world = World::open(|folder| {
         fs::write(folder.join("a.yaml"), service("x")).unwrap();
