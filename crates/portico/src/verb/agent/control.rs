@@ -199,6 +199,8 @@ async fn listen(
         return Ok((None, true));
     };
     let mut predecessor = take_over(path).await?;
+    // A predecessor that is told to stop lets go of this agent, and drains. Its connections need its address.
+    let is_alone = predecessor.is_none();
     let mut inherited = Inherited::default();
     if let Some(there) = &mut predecessor {
         inherited = there.sockets::<SocketAddr>()?;
@@ -208,7 +210,6 @@ async fn listen(
         }
     }
     agent.listen(inherited)?;
-    let is_alone = predecessor.is_none();
     Ok((Some(Offer::in_place_of(predecessor, path)?), is_alone))
 }
 
@@ -309,5 +310,53 @@ impl HeldAddress {
         if let Some(held) = self.0 {
             held.give_up().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use portico_agent::forward::Forward;
+    use portico_dial::Dialer;
+    use portico_net::access::AccessFormat;
+    use portico_tunnel::client::ClientSettings;
+    use tokio::net::TcpListener;
+    use tokio::runtime::Handle;
+
+    use super::*;
+
+    /// An agent without a gateway.
+    fn agent_at(listen: SocketAddr) -> (Arc<Agent>, Status) {
+        let gateway = "h2c://127.0.0.1:1".parse().unwrap();
+        let client = ClientSettings::new(vec![gateway], Arc::new(Dialer::direct()), "api:443".into());
+        let forwards = vec![Forward { listen, authority: "api:443".into() }];
+        let settings = Settings { forwards, client, max_connections: 1, max_waiting: 1 };
+        let access = AccessLog::start(AccessFormat::Off).unwrap();
+        let agent = Arc::new(Agent::start_on(Handle::current(), settings, access));
+        let status = Status::new(None, None, 0);
+        status.set_agent(Arc::clone(&agent));
+        (agent, status)
+    }
+
+    #[tokio::test]
+    async fn the_address_of_a_predecessor_that_drains_stays_although_it_has_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("take-over.sock");
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listen_at = socket.local_addr().unwrap();
+        let predecessor = Offer::new(&path).unwrap();
+        let sockets = || Ok(vec![(listen_at.to_string(), socket.as_fd().try_clone_to_owned()?)]);
+        let (agent, status) = agent_at(listen_at);
+        let listening = tokio::select! {
+            listening = listen(&agent, &status, Some(&path)) => listening,
+            () = predecessor.serve(Some(Duration::ZERO), sockets) => panic!("it has no tunnel"),
+        };
+        let (offer, is_alone) = listening.unwrap();
+        assert!(offer.is_some() && !is_alone);
+        drop(offer);
+        let (next, status) = agent_at("127.0.0.1:0".parse().unwrap());
+        let (_, is_alone) = listen(&next, &status, Some(&path)).await.unwrap();
+        assert!(is_alone, "nobody is there");
     }
 }
