@@ -10,6 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::{StreamExt, stream};
 use ipnet::IpNet;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -47,6 +48,10 @@ const MOST_LISTS: usize = 5;
 
 /// Most requests that are judged in one look: three requests to the API server each.
 const MOST_JUDGED: usize = 32;
+
+/// How many of them are judged at a time. An admission webhook that hangs makes each approval last as long as
+/// a request may, 10 s, and so a look 80 s. Of each the answers are held meanwhile.
+const AT_ONCE: usize = 4;
 
 /// The approvers, by cluster.
 #[derive(Debug, Default)]
@@ -199,8 +204,11 @@ impl Round {
         left.retain(|name, _| waiting.contains(name));
         let due = due(&waiting, left);
         let all = due.len() < MOST_JUDGED;
-        for name in due {
-            let judged = match self.judge(name).await {
+        let judging: Vec<_> =
+            due.into_iter().map(|name| async move { (name, self.judge(name).await) }).collect();
+        let mut judging = stream::iter(judging).buffer_unordered(AT_ONCE);
+        while let Some((name, judged)) = judging.next().await {
+            let judged = match judged {
                 // One request of somebody must not keep the others waiting.
                 Err(UntrustedApiError::TooLong(_) | UntrustedApiError::Unreadable(_)) => {
                     Err(Unapproved::Unreadable.into())
@@ -309,7 +317,6 @@ fn due<'a>(waiting: &'a [String], left: &Left) -> Vec<&'a String> {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::future::pending;
 
     use base64::Engine;
     use base64::prelude::BASE64_STANDARD;
@@ -317,7 +324,7 @@ mod tests {
     use kube::Client;
     use kube::client::Body;
     use portico_kube::untrusted_api::REQUEST_TIMEOUT;
-    use portico_lab::faulty_api::{Answer, FaultyApi};
+    use portico_lab::faulty_api::{Answer, FaultyApi, FaultyPort};
     use portico_lab::pki::Certificate;
     use portico_pki::Credential;
     use serde_json::json;
@@ -388,6 +395,30 @@ mod tests {
         Client::new(service, "default")
     }
 
+    /// A round over the API server at this port, and what it counts.
+    async fn round(port: &FaultyPort) -> (Round, StatusHandle) {
+        let credential = Credential::Token("secret".to_owned());
+        let (server, authority) = (port.url().to_owned(), port.authority().cert());
+        let kubeconfig = Kubeconfig { cluster: "a".to_owned(), server, authority, credential };
+        let api = UntrustedApi::new(&kubeconfig.to_yaml(), Dialer::direct()).await.unwrap();
+        let status = StatusHandle::default();
+        let counters = WorkCounters::new("user-cluster", &status);
+        let round = Round { cluster: "a".to_owned(), api, reserved: Reserved::default(), counters };
+        (round, status)
+    }
+
+    /// Waits until nothing but the clock goes on, and lets the requests that are not answered end.
+    async fn time_passes_once(is_so: impl Fn() -> bool) {
+        let began = std::time::Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(20), "it waits for too few at a time");
+            yield_now().await;
+        }
+        tokio::time::pause();
+        tokio::time::advance(REQUEST_TIMEOUT).await;
+        tokio::time::resume();
+    }
+
     #[tokio::test]
     async fn a_request_whose_approval_is_refused_or_not_answered_holds_up_no_other() {
         let faulty = FaultyApi::default();
@@ -396,38 +427,42 @@ mod tests {
             rules.mute_to = Some("unanswered/approval");
         });
         let port = faulty.serve(&cluster_with(&["refused", "unanswered", "right"])).await.unwrap();
-        let credential = Credential::Token("secret".to_owned());
-        let (server, authority) = (port.url().to_owned(), port.authority().cert());
-        let kubeconfig = Kubeconfig { cluster: "a".to_owned(), server, authority, credential };
-        let api = UntrustedApi::new(&kubeconfig.to_yaml(), Dialer::direct()).await.unwrap();
-        let status = StatusHandle::default();
-        let counters = WorkCounters::new("user-cluster", &status);
-        let round = Round { cluster: "a".to_owned(), api, reserved: Reserved::default(), counters };
+        let (round, status) = round(&port).await;
+        let work = || status.get().controllers.get("user-cluster").cloned().unwrap_or_default();
         let mut left = Left::new();
-        let time_passes = async {
-            while faulty.rules(|rules| rules.unanswered) == 0 {
-                yield_now().await;
-            }
-            tokio::time::pause();
-            tokio::time::advance(REQUEST_TIMEOUT).await;
-            tokio::time::resume();
-            pending::<Infallible>().await
+        let one_is_left = || {
+            let work = work();
+            let settled = work.writes.values().chain(work.errors.values()).sum::<u64>();
+            settled == 2 && faulty.rules(|rules| rules.unanswered) == 1
         };
-        let looked = tokio::select! {
-            looked = round.once(&mut left) => looked,
-            never = time_passes => match never {},
-        };
+        let (looked, ()) = tokio::join!(round.once(&mut left), time_passes_once(one_is_left));
         looked.unwrap();
         let why: BTreeMap<&str, NotApproved> = left.iter().map(|(name, (why, _))| (&**name, *why)).collect();
         let not_taken = ["refused", "unanswered"].map(|name| (name, NotApproved::NotTaken));
         assert_eq!(why, not_taken.into());
-        let work = status.get().controllers["user-cluster"].clone();
-        assert_eq!(work.writes["CertificateSigningRequest"], 1);
-        assert_eq!(work.errors["ServingNotTaken"], 2);
+        assert_eq!(work().writes["CertificateSigningRequest"], 1);
+        assert_eq!(work().errors["ServingNotTaken"], 2);
         let waiting = ["refused", "unanswered"].map(str::to_owned);
         assert!(due(&waiting, &left).is_empty());
         left.values_mut().for_each(|(_, judged)| *judged -= AGAIN);
         assert_eq!(due(&waiting, &left), [&waiting[0], &waiting[1]]);
+    }
+
+    #[tokio::test]
+    async fn several_approvals_that_are_not_answered_are_waited_for_at_the_same_time() {
+        let faulty = FaultyApi::default();
+        faulty.rules(|rules| rules.mute_to = Some("/approval"));
+        let port = faulty.serve(&cluster_with(&["one", "two", "three", "four", "five"])).await.unwrap();
+        let (round, _) = round(&port).await;
+        let mut left = Left::new();
+        let time_passes = async {
+            for unanswered in [AT_ONCE, 5] {
+                time_passes_once(|| faulty.rules(|rules| rules.unanswered) == unanswered).await;
+            }
+        };
+        let (looked, ()) = tokio::join!(round.once(&mut left), time_passes);
+        looked.unwrap();
+        assert_eq!(left.len(), 5);
     }
 
     #[test]
