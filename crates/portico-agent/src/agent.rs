@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::forward::Forward;
-use crate::listen::Listening;
+use crate::listen::{self, Listening};
 use crate::shared::Shared;
 
 /// How long connections that were cut may take to end, after the limit of a drain.
@@ -126,15 +126,19 @@ impl Agent {
     /// Accepts on every forward from now on: on sockets of `inherited` where it has them. The others of
     /// `inherited` are closed.
     pub fn listen(&self, mut inherited: Inherited) -> Result<(), StartError> {
-        let mut listening = Vec::with_capacity(self.shared.forwards.len());
-        for forward in &self.shared.forwards {
-            let opened = Listening::open(&self.shared, &self.client, forward, &self.handle, &mut inherited);
-            listening.push(opened.map_err(|source| StartError::Listen {
+        let forwards = &self.shared.forwards;
+        // Nothing is accepted before all are open: until then an inherited socket is still the predecessor's.
+        let mut sockets = Vec::with_capacity(forwards.len());
+        for forward in forwards {
+            let opened = listen::open(forward, &self.handle, &mut inherited);
+            sockets.push(opened.map_err(|source| StartError::Listen {
                 listen: forward.listen,
                 authority: forward.authority.clone(),
                 source,
             })?);
         }
+        let accept = |opened| Listening::accept(&self.shared, &self.client, opened, &self.handle);
+        let listening = forwards.iter().zip(sockets).map(accept).collect();
         *self.listening() = listening;
         Ok(())
     }

@@ -30,24 +30,17 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// Takes the socket from `inherited`, or binds one, and accepts on it on the runtime of `handle`.
-    pub(crate) fn open(
+    /// Accepts on `socket`, that of `forward`, on the runtime of `handle`.
+    pub(crate) fn accept(
         shared: &Arc<Shared>,
         client: &Client,
-        forward: &Arc<ForwardState>,
+        (forward, socket): (&Arc<ForwardState>, TcpListener),
         handle: &Handle,
-        inherited: &mut Inherited,
-    ) -> io::Result<Self> {
-        let socket = match inherited.take(forward.listen).pop() {
-            Some(socket) => socket,
-            None => bind(forward.listen, inherited.share_port(forward.listen)?)?,
-        };
-        // A socket belongs to the runtime that is entered when it is registered.
-        let _entered = handle.enter();
-        let socket = Arc::new(TcpListener::from_std(socket.into())?);
+    ) -> Self {
+        let socket = Arc::new(socket);
         let accept =
             accept_loop(Arc::clone(shared), client.clone(), Arc::clone(forward), Arc::clone(&socket));
-        Ok(Self { forward: Arc::clone(forward), socket, accepting: handle.spawn(accept) })
+        Self { forward: Arc::clone(forward), socket, accepting: handle.spawn(accept) }
     }
 
     /// A copy of the socket, for a successor, under its name.
@@ -67,6 +60,21 @@ impl Drop for Listening {
     fn drop(&mut self) {
         self.accepting.abort();
     }
+}
+
+/// Takes the socket of `forward` from `inherited`, or binds one, on the runtime of `handle`.
+pub(crate) fn open(
+    forward: &ForwardState,
+    handle: &Handle,
+    inherited: &mut Inherited,
+) -> io::Result<TcpListener> {
+    let socket = match inherited.take(forward.listen).pop() {
+        Some(socket) => socket,
+        None => bind(forward.listen, inherited.share_port(forward.listen)?)?,
+    };
+    // A socket belongs to the runtime that is entered when it is registered.
+    let _entered = handle.enter();
+    TcpListener::from_std(socket.into())
 }
 
 /// Binds a socket; with `shared`, while a predecessor has the port at another address.

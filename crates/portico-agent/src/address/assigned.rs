@@ -2,8 +2,8 @@
 //!
 //! [`AssignedAddress::take`] makes it. From then on a task of its own puts back a removed address, as soon as
 //! the kernel reports the removal. Between repairs it backs off ([`RepairBackoff`]).
-//! [`AssignedAddress::release`] and [`AssignedAddress::leave`] end it. A repair that has begun is finished
-//! before that, so that nothing stays half made.
+//! [`AssignedAddress::release`] ends it. A repair that has begun is finished before that, so that nothing
+//! stays half made.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -19,6 +19,7 @@ use super::error::AddressError;
 use super::host::{ALIAS, Change, Changes, Host};
 use super::interface::{self, Placement};
 use super::settings::Settings;
+use super::users::Users;
 
 /// A view of an [`AssignedAddress`] for other tasks.
 #[derive(Debug, Clone)]
@@ -91,6 +92,8 @@ impl Status {
 #[derive(Debug)]
 pub struct AssignedAddress {
     settings: Settings,
+    /// Others that may have connections by it, or by another address of the interface.
+    users: Users,
     status: Status,
     /// Dropped or used, it ends the supervisor.
     stop: oneshot::Sender<()>,
@@ -105,6 +108,10 @@ impl AssignedAddress {
         if !report.collisions.is_empty() {
             return Err(AddressError::Collisions(report.collisions));
         }
+        let users = Users::join(settings.users.as_deref()).await.map_err(|source| {
+            let path = settings.users.clone().unwrap_or_default();
+            AddressError::Users { path, source }
+        })?;
         let host = Host::open().map_err(supervising)?;
         let placement = interface::establish(&host, &settings, None).await?;
         let Placement { kind, interface, adopted, why, .. } = &placement;
@@ -121,7 +128,7 @@ impl AssignedAddress {
             changes: None,
             backoff: RepairBackoff::default(),
         };
-        Ok(Self { settings, status, stop, supervisor: tokio::spawn(supervisor.run(stopped)) })
+        Ok(Self { settings, users, status, stop, supervisor: tokio::spawn(supervisor.run(stopped)) })
     }
 
     /// A view of it for other tasks.
@@ -129,27 +136,37 @@ impl AssignedAddress {
         self.status.clone()
     }
 
-    /// Removes the addresses that agents with other settings have left on the interface. Only once none of
-    /// them runs: the connections of its pods need them. What cannot be removed is logged.
+    /// Removes the addresses that agents with other settings have left on the interface, if none of them runs
+    /// any more: the connections of its pods would need them. What cannot be removed is logged.
     pub async fn remove_others(&self) {
-        let removed = async { interface::remove_others(&Host::open()?, &self.settings).await };
+        let removed = async {
+            if self.users.is_only() {
+                interface::remove_others(&Host::open()?, &self.settings).await?;
+            }
+            self.users.share().await
+        };
         if let Err(error) = removed.await {
             let interface = &self.settings.interface;
             tracing::warn!(%interface, %error, "cannot remove the addresses of earlier agents; they stay");
         }
     }
 
-    /// Removes what agents made, nothing else. What cannot be removed is logged.
+    /// Removes what agents made, nothing else, if no other agent runs. What cannot be removed is logged.
     pub async fn release(self) {
-        self.end(async |host, settings| interface::remove(host, settings).await).await;
+        if self.users.is_only() {
+            self.end(async |host, settings| interface::remove(host, settings).await).await;
+        } else {
+            self.leave().await;
+        }
     }
 
     /// Undoes what [`take`](Self::take) has done. An interface or address that another agent has made, and
     /// may still use, stays.
     pub async fn give_up(self) {
         let Placement { adopted, added, index, .. } = *self.status.placement();
-        match (adopted, added) {
-            (false, _) => self.release().await,
+        let may_be_used = self.settings.users.is_none() || !self.users.is_only();
+        match (adopted && may_be_used, added) {
+            (false, _) => self.end(async |host, settings| interface::remove(host, settings).await).await,
             (true, false) => self.leave().await,
             (true, true) => {
                 self.end(async |host, settings| host.remove_address(index, settings.address).await).await;
@@ -160,7 +177,8 @@ impl AssignedAddress {
     /// Stops, and then does `remove`. What cannot be removed is logged.
     async fn end(self, remove: impl AsyncFnOnce(&Host, &Settings) -> io::Result<()>) {
         let (settings, status) = (self.settings.clone(), self.status.clone());
-        self.stop().await;
+        // Nobody may take an address meanwhile.
+        let _users = self.stop().await;
         status.set_held(false);
         let removed = async { remove(&Host::open()?, &settings).await };
         let (address, interface) = (settings.address, &settings.interface);
@@ -172,17 +190,18 @@ impl AssignedAddress {
         }
     }
 
-    /// Leaves everything in place: a successor has taken over.
-    pub async fn leave(self) {
+    /// Leaves everything in place.
+    async fn leave(self) {
         let address = self.settings.address;
         self.stop().await;
-        tracing::info!(%address, "the address is left to a successor");
+        tracing::info!(%address, "the address is left to another agent of this node");
     }
 
-    async fn stop(self) {
+    async fn stop(self) -> Users {
         // Both fail only if the supervisor has ended already.
         let _ = self.stop.send(());
         let _ = self.supervisor.await;
+        self.users
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use thiserror::Error;
 
@@ -47,6 +48,17 @@ pub enum AddressError {
         address: IpAddr,
         /// Each kind, and why it does not work.
         tried: Box<str>,
+    },
+    /// Other agents of this node cannot be known.
+    #[error(
+        "cannot lock {}: {source}; its folder must be there and writable, or give --take-over another one",
+        path.display()
+    )]
+    Users {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
     },
     /// The kernel refused something else.
     #[error("cannot {what}: {source}")]

@@ -4,6 +4,7 @@
 //! does nothing for anybody ([`is_half_made`]): an agent was killed before it could set the alias.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::collision::Collision;
 use super::error::{AddressError, is_right_missing};
@@ -125,13 +126,15 @@ pub(super) fn is_half_made(link: &Link, peer: Option<&Link>, is_without_address:
 /// Removes other addresses from the interface, which are of other configurations.
 pub(super) async fn remove_others(host: &Host, settings: &Settings) -> io::Result<()> {
     let Some(link) = host.link(&settings.interface).await?.filter(Link::is_ours) else { return Ok(()) };
-    let others = host.addresses(settings.address, |held| {
-        held.index == link.index && held.address != settings.address && held.is_single()
-    });
-    for other in others.await? {
-        let (interface, address) = (&settings.interface, other.address);
-        tracing::info!(%interface, %address, "removing an address that an earlier agent has left");
-        host.remove_address(link.index, address).await?;
+    for family in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+        let others = host.addresses(family, |held| {
+            held.index == link.index && held.address != settings.address && held.is_single()
+        });
+        for other in others.await? {
+            let (interface, address) = (&settings.interface, other.address);
+            tracing::info!(%interface, %address, "removing an address that an earlier agent has left");
+            host.remove_address(link.index, address).await?;
+        }
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ mod error;
 mod host;
 mod interface;
 mod settings;
+mod users;
 
 pub use assigned::{AssignedAddress, Status};
 pub use check::check;

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use super::error::AddressError;
 
@@ -20,11 +21,13 @@ pub struct Settings {
     pub interface: Box<str>,
     /// The kinds of interface to try, the best first.
     pub kinds: Box<[Kind]>,
+    /// The file by which the agents of this node know whether others run; `None` if there is only one.
+    pub users: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { address: DEFAULT_ADDRESS, interface: "portico".into(), kinds: Kind::ALL.into() }
+        Self { address: DEFAULT_ADDRESS, interface: "portico".into(), kinds: Kind::ALL.into(), users: None }
     }
 }
 

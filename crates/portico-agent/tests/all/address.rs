@@ -11,6 +11,7 @@ use anyhow::{Result, bail, ensure};
 use portico_agent::address::{AddressError, AssignedAddress, Kind, Report, Settings, Status, check};
 use portico_lab::{Host, Lab, wait};
 use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
+use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -65,7 +66,6 @@ fn sentences(report: &Report) -> Vec<String> {
 
 enum End {
     Release,
-    Leave,
     /// As a process that is killed: nothing runs any more.
     Crash,
     /// The same, after it has removed the addresses of others.
@@ -92,7 +92,6 @@ impl Agent {
             report.send(Ok(held.status())).unwrap();
             match ended.await.unwrap_or(End::Crash) {
                 End::Release => held.release().await,
-                End::Leave => held.leave().await,
                 End::Crash => drop(held),
                 End::RemoveOthers => held.remove_others().await,
                 End::GiveUp => held.give_up().await,
@@ -298,17 +297,22 @@ fn a_crashed_agent_leaves_everything_and_the_next_adopts_it() {
     assert_eq!(state(&host), before);
 }
 
+/// What several agents of one node have.
+fn shared(folder: &TempDir) -> Settings {
+    Settings { users: Some(folder.path().join("take-over.sock.lock")), ..Settings::default() }
+}
+
 #[test]
 fn a_successor_takes_over_without_a_moment_of_absence() {
     let lab = Lab::start("address-successor").unwrap();
-    let host = host(&lab, "a");
+    let (host, folder) = (host(&lab, "a"), tempfile::tempdir().unwrap());
     let before = state(&host);
-    let old = Agent::start(&host, Settings::default()).unwrap();
+    let old = Agent::start(&host, shared(&folder)).unwrap();
     let held = state(&host);
-    let new = Agent::start(&host, Settings::default()).unwrap();
+    let new = Agent::start(&host, shared(&folder)).unwrap();
     assert!(new.status.placement().adopted && old.status.is_held());
     assert_eq!(old.status.repairs(), 0, "the successor takes nothing away");
-    old.end(End::Leave);
+    old.end(End::Release);
     assert_eq!(state(&host), held);
     ip(&host, "link del portico");
     wait::until("the new agent to repair", SOON, || has_address(&host)).unwrap();
@@ -317,21 +321,41 @@ fn a_successor_takes_over_without_a_moment_of_absence() {
 }
 
 #[test]
+fn the_address_stays_until_the_last_agent_ends_whose_connections_need_it() {
+    let lab = Lab::start("address-last").unwrap();
+    let (host, folder) = (host(&lab, "a"), tempfile::tempdir().unwrap());
+    let before = state(&host);
+    let drains = Agent::start(&host, shared(&folder)).unwrap();
+    let held = state(&host);
+    for end in [End::Release, End::GiveUp, End::Crash, End::RemoveOthers] {
+        Agent::start(&host, shared(&folder)).unwrap().end(end);
+        assert_eq!(state(&host), held);
+    }
+    drains.end(End::Release);
+    assert_eq!(state(&host), before);
+    Agent::start(&host, shared(&folder)).unwrap().end(End::Crash);
+    Agent::start(&host, shared(&folder)).unwrap().end(End::GiveUp);
+    assert_eq!(state(&host), before, "pods would find nothing there");
+}
+
+#[test]
 fn an_agent_with_another_address_takes_the_old_one_away_once_it_is_alone() {
     let lab = Lab::start("address-moved").unwrap();
-    let host = host(&lab, "a");
+    let (host, folder) = (host(&lab, "a"), tempfile::tempdir().unwrap());
     let before = state(&host);
-    let elsewhere = Settings { address: Ipv4Addr::new(100, 64, 30, 11).into(), ..Settings::default() };
+    let elsewhere = Settings { address: Ipv4Addr::new(100, 64, 30, 11).into(), ..shared(&folder) };
     let old = Agent::start(&host, elsewhere.clone()).unwrap();
     let held = state(&host);
     Agent::start(&host, elsewhere).unwrap().end(End::GiveUp);
     assert_eq!(state(&host), held, "what another agent has made stays");
-    Agent::start(&host, Settings::default()).unwrap().end(End::GiveUp);
+    Agent::start(&host, shared(&folder)).unwrap().end(End::GiveUp);
     assert_eq!(state(&host), held, "what is its own goes");
-    let new = Agent::start(&host, Settings::default()).unwrap();
+    let new = Agent::start(&host, shared(&folder)).unwrap();
     let addresses = || ip(&host, "-o address show dev portico");
     let has = |last: u8| addresses().contains(&format!(" 100.64.30.{last}/32 "));
     assert!(has(10) && has(11), "the one that serves keeps its own: {}", addresses());
+    Agent::start(&host, shared(&folder)).unwrap().end(End::RemoveOthers);
+    assert!(has(11), "an agent with it still runs: {}", addresses());
     ip(&host, "link del portico");
     wait::until("both to be put back", SOON, || {
         let is_fine = |agent: &Agent| agent.status.is_held() && agent.status.problem().is_none();
@@ -339,10 +363,11 @@ fn an_agent_with_another_address_takes_the_old_one_away_once_it_is_alone() {
         Ok(())
     })
     .unwrap();
+    ip(&host, "-6 address add fd00::10/128 dev portico");
     old.end(End::Crash);
     new.end(End::RemoveOthers);
-    assert!(has(10) && !has(11), "{}", addresses());
-    Agent::start(&host, Settings::default()).unwrap().end(End::Release);
+    assert!(has(10) && !has(11) && !addresses().contains("fd00::10"), "{}", addresses());
+    Agent::start(&host, shared(&folder)).unwrap().end(End::Release);
     assert_eq!(state(&host), before);
 }
 

@@ -37,9 +37,12 @@ const REMOVAL_DELAY: Duration = Duration::from_secs(1);
 pub struct StaticTokens {
     path: PathBuf,
     /// The tokens of the file, and those in `missing`.
-    table: ArcSwap<HashMap<Hash, Tenant>>,
+    table: ArcSwap<Table>,
     read: Mutex<FileState>,
 }
+
+/// The cluster of each token, by the hash of the token.
+type Table = HashMap<Hash, Tenant>;
 
 #[derive(Debug)]
 struct FileState {
@@ -152,7 +155,7 @@ impl StaticTokens {
     }
 
     /// The tokens in the file, if it is another than the one with the hash `content`, and its own hash.
-    fn read_if_changed(&self, content: Hash) -> Result<Option<(Hash, HashMap<Hash, Tenant>)>, TokensError> {
+    fn read_if_changed(&self, content: Hash) -> Result<Option<(Hash, Table)>, TokensError> {
         let text = read(&self.path)?;
         let now = hash(&[text.as_bytes()]);
         if now == content { Ok(None) } else { Ok(Some((now, parse(&self.path, &text)?))) }
@@ -193,7 +196,7 @@ fn read(path: &Path) -> Result<String, TokensError> {
     if text.len() as u64 > MAX_FILE { Err(TokensError::TooLarge { path: path.to_owned() }) } else { Ok(text) }
 }
 
-fn parse(path: &Path, text: &str) -> Result<HashMap<Hash, Tenant>, TokensError> {
+fn parse(path: &Path, text: &str) -> Result<Table, TokensError> {
     if !text.is_empty() && !text.ends_with('\n') {
         return Err(TokensError::Cut { path: path.to_owned() });
     }

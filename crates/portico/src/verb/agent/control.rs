@@ -7,8 +7,9 @@
 //! is different. While its predecessor serves, it waits until it could do as well. So a new version that does
 //! not work replaces nothing.
 //!
-//! End: an agent with a successor leaves address and listeners to it. One without closes the listeners, lets
-//! connections finish, and takes the address away last, because packets of open connections are sent to it.
+//! End: an agent with a successor leaves the listeners to it. One without closes them. Both let connections
+//! finish. The last agent of a node takes the address away at its very end, because packets of open
+//! connections are sent to it.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -95,16 +96,14 @@ pub(crate) async fn run(
             return Ok(());
         }
     };
-    let (offer, is_alone) = match listening {
-        Ok(listening) => listening,
+    let offer = match listening {
+        Ok(offer) => offer,
         Err(error) => {
             address.give_up().await;
             return Err(error);
         }
     };
-    if is_alone {
-        address.remove_others().await;
-    }
+    address.remove_others().await;
     status.set_listening();
     for forward in &agent.shared().forwards {
         tracing::info!(forward = %forward.listen, name = %forward.authority, "listening");
@@ -120,25 +119,22 @@ pub(crate) async fn run(
     let lifecycle = &flags.lifecycle;
     let drain = drain(&agent, &mut files, &status, lifecycle.drain_timeout);
     let open = agent.shared().totals().open;
-    match ending {
+    let lingers = match ending {
         Ending::HandedOver => {
             tracing::info!(open, "a successor has taken over; open connections may finish");
             // The successor needs the admin address.
             admin.close();
-            address.leave().await;
-            let signals = daemon.drain_until(2, drain).await;
-            if lifecycle.linger && signals == 0 {
-                daemon.asked_to_stop().await;
-            }
+            daemon.drain_until(2, drain).await == 0 && lifecycle.linger
         }
         Ending::Stop(signal) => {
             tracing::info!(%signal, open, "stopping: draining; a second signal ends it");
-            if drain_after_signal(drain, &mut daemon, offer.as_ref(), &admin).await {
-                address.leave().await;
-            } else {
-                address.release().await;
-            }
+            drain_after_signal(drain, &mut daemon, offer.as_ref(), &admin).await;
+            false
         }
+    };
+    address.release().await;
+    if lingers {
+        daemon.asked_to_stop().await;
     }
     agent.shared().access.flush();
     Ok(())
@@ -153,24 +149,18 @@ async fn drain(agent: &Agent, files: &mut IdentityFiles, status: &Status, limit:
     }
 }
 
-/// Drains until the next signal. Returns whether a successor needs the address.
+/// Drains until the next signal.
 async fn drain_after_signal(
     drain: impl Future<Output = ()>,
     daemon: &mut Daemon,
     offer: Option<&Offer>,
     admin: &Admin,
-) -> bool {
-    // A successor that waits for its tunnels has the listening sockets, and listens once this agent stops.
-    let mut succeeded = offer.is_some_and(Offer::has_successor);
-    if succeeded {
-        admin.close();
-    }
+) {
     tokio::select! {
         () = drain => {}
         signal = daemon.asked_to_stop() => tracing::warn!(%signal, "a second signal; ending at once"),
-        never = succeed(offer, &mut succeeded, admin) => match never {},
+        never = succeed(offer, admin) => match never {},
     }
-    succeeded
 }
 
 /// Returns as many connections as asked for, as far as descriptors allow.
@@ -187,20 +177,13 @@ fn max_connections(asked: u32) -> u32 {
     asked.min(possible)
 }
 
-/// Listens, in place of the predecessor if there is one; then offers the same to a successor. Returns the
-/// offer, and whether there was no predecessor.
-async fn listen(
-    agent: &Agent,
-    status: &Status,
-    path: Option<&Path>,
-) -> anyhow::Result<(Option<Offer>, bool)> {
+/// Listens, in place of the predecessor if there is one; then offers the same to a successor.
+async fn listen(agent: &Agent, status: &Status, path: Option<&Path>) -> anyhow::Result<Option<Offer>> {
     let Some(path) = path else {
         agent.listen(Inherited::default())?;
-        return Ok((None, true));
+        return Ok(None);
     };
     let mut predecessor = take_over(path).await?;
-    // A predecessor that is told to stop lets go of this agent, and drains. Its connections need its address.
-    let is_alone = predecessor.is_none();
     let mut inherited = Inherited::default();
     if let Some(there) = &mut predecessor {
         inherited = there.sockets::<SocketAddr>()?;
@@ -210,7 +193,7 @@ async fn listen(
         }
     }
     agent.listen(inherited)?;
-    Ok((Some(Offer::in_place_of(predecessor, path)?), is_alone))
+    Ok(Some(Offer::in_place_of(predecessor, path)?))
 }
 
 /// Waits until connections would be carried, or the predecessor is gone. Returns whether it is still there.
@@ -239,14 +222,14 @@ async fn hand_over(offer: Option<&Offer>, agent: Option<&Agent>) {
     offer.serve(None, sockets).await;
 }
 
-/// Sets `succeeded` if a successor comes while this agent drains.
-async fn succeed(offer: Option<&Offer>, succeeded: &mut bool, admin: &Admin) -> Infallible {
-    if !*succeeded {
+/// Lets go of the admin address once a successor is there while this agent drains.
+async fn succeed(offer: Option<&Offer>, admin: &Admin) -> Infallible {
+    // One that waits for its tunnels has the listening sockets, and listens once this agent stops.
+    if !offer.is_some_and(Offer::has_successor) {
         hand_over(offer, None).await;
-        tracing::info!("a successor is there; the address stays");
-        *succeeded = true;
-        admin.close();
+        tracing::info!("a successor is there");
     }
+    admin.close();
     pending().await
 }
 
@@ -284,21 +267,14 @@ async fn follow(files: &mut IdentityFiles, agent: &Agent, status: &Status) -> In
 struct HeldAddress(Option<AssignedAddress>);
 
 impl HeldAddress {
-    /// Removes those of earlier agents, of which none runs any more.
+    /// Removes those of earlier agents, if none of them runs any more.
     async fn remove_others(&self) {
         if let Some(held) = &self.0 {
             held.remove_others().await;
         }
     }
 
-    /// Leaves it to a successor.
-    async fn leave(self) {
-        if let Some(held) = self.0 {
-            held.leave().await;
-        }
-    }
-
-    /// Takes it away.
+    /// Takes it away, if no other agent of this node runs.
     async fn release(self) {
         if let Some(held) = self.0 {
             held.release().await;
@@ -310,53 +286,5 @@ impl HeldAddress {
         if let Some(held) = self.0 {
             held.give_up().await;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use portico_agent::forward::Forward;
-    use portico_dial::Dialer;
-    use portico_net::access::AccessFormat;
-    use portico_tunnel::client::ClientSettings;
-    use tokio::net::TcpListener;
-    use tokio::runtime::Handle;
-
-    use super::*;
-
-    /// An agent without a gateway.
-    fn agent_at(listen: SocketAddr) -> (Arc<Agent>, Status) {
-        let gateway = "h2c://127.0.0.1:1".parse().unwrap();
-        let client = ClientSettings::new(vec![gateway], Arc::new(Dialer::direct()), "api:443".into());
-        let forwards = vec![Forward { listen, authority: "api:443".into() }];
-        let settings = Settings { forwards, client, max_connections: 1, max_waiting: 1 };
-        let access = AccessLog::start(AccessFormat::Off).unwrap();
-        let agent = Arc::new(Agent::start_on(Handle::current(), settings, access));
-        let status = Status::new(None, None, 0);
-        status.set_agent(Arc::clone(&agent));
-        (agent, status)
-    }
-
-    #[tokio::test]
-    async fn the_address_of_a_predecessor_that_drains_stays_although_it_has_let_go() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("take-over.sock");
-        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let listen_at = socket.local_addr().unwrap();
-        let predecessor = Offer::new(&path).unwrap();
-        let sockets = || Ok(vec![(listen_at.to_string(), socket.as_fd().try_clone_to_owned()?)]);
-        let (agent, status) = agent_at(listen_at);
-        let listening = tokio::select! {
-            listening = listen(&agent, &status, Some(&path)) => listening,
-            () = predecessor.serve(Some(Duration::ZERO), sockets) => panic!("it has no tunnel"),
-        };
-        let (offer, is_alone) = listening.unwrap();
-        assert!(offer.is_some() && !is_alone);
-        drop(offer);
-        let (next, status) = agent_at("127.0.0.1:0".parse().unwrap());
-        let (_, is_alone) = listen(&next, &status, Some(&path)).await.unwrap();
-        assert!(is_alone, "nobody is there");
     }
 }

@@ -308,7 +308,11 @@ impl Flags {
         client.stream_idle = self.limits.stream_idle_timeout.0;
         client.memory = MemoryBudget::new(self.limits.max_held_bytes);
         let files = IdentityFiles::new(tls, token);
-        Ok(Plan { forwards, client, files, address: self.node.address.settings() })
+        let mut address = self.node.address.settings();
+        if let (Some(address), Some(socket)) = (&mut address, &self.lifecycle.take_over) {
+            address.users = Some(socket.with_added_extension("lock"));
+        }
+        Ok(Plan { forwards, client, files, address })
     }
 
     fn tls(&self) -> Result<Option<TlsAndFiles>, FlagError> {
