@@ -36,7 +36,7 @@ mod write;
 pub use controllers::*;
 pub use status::{
     ClusterInfo, ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus,
-    PartReport, PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle, WatchStatus,
+    Part, PartReport, PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle, WatchStatus,
     WebhookStatus,
 };
 pub use work_counters::WorkStatus;

@@ -8,7 +8,7 @@ use portico_api::cluster::Cluster;
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::meta::ObjectKey;
 use portico_expose::front::Waiting;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use crate::work_counters::WorkStatus;
@@ -35,12 +35,9 @@ pub struct ControllerStatus {
     /// The clusters that this process exposes; on the leader alone. `None` where it exposes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clusters: Option<ClustersStatus>,
-    /// The insides of clusters; on the leader alone. `None` where this process keeps none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user_clusters: Option<PartsStatus>,
-    /// The control planes that this process keeps; on the leader alone. `None` where it keeps none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub control_planes: Option<PartsStatus>,
+    /// The parts of clusters that this process keeps; on the leader alone.
+    #[serde(flatten)]
+    pub parts: BTreeMap<Part, PartsStatus>,
     /// The Seeds whose gateway this process makes; on the leader alone. `None` where it makes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<SeedsStatus>,
@@ -107,7 +104,29 @@ pub struct SeedReport {
     pub condition_written: bool,
 }
 
-/// A part of every cluster that an operator keeps: its inside, or its control plane.
+/// A part of every cluster that one controller keeps, such as its inside, as it is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Part {
+    /// Its key in `/status`.
+    pub key: &'static str,
+    /// What `/readyz` calls it.
+    pub title: &'static str,
+    /// The gauge of all clusters by the reason of their condition. With `_not_ready` behind it, that of those
+    /// with trouble.
+    pub gauge: &'static str,
+    /// The help text of the first.
+    pub help: &'static str,
+    /// The help text of the second.
+    pub help_not_ready: &'static str,
+}
+
+impl Serialize for Part {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.key)
+    }
+}
+
+/// The status of one [`Part`] of every cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartsStatus {
@@ -359,14 +378,9 @@ impl StatusHandle {
         self.update(|status| change(status.clusters.get_or_insert_default()))
     }
 
-    /// Changes the status of the insides of clusters.
-    pub(crate) fn user_clusters<T>(&self, change: impl FnOnce(&mut PartsStatus) -> T) -> T {
-        self.update(|status| change(status.user_clusters.get_or_insert_default()))
-    }
-
-    /// Changes the status of the control planes.
-    pub(crate) fn control_planes<T>(&self, change: impl FnOnce(&mut PartsStatus) -> T) -> T {
-        self.update(|status| change(status.control_planes.get_or_insert_default()))
+    /// Changes the status of a part of all clusters.
+    pub(crate) fn part<T>(&self, part: Part, change: impl FnOnce(&mut PartsStatus) -> T) -> T {
+        self.update(|status| change(status.parts.entry(part).or_default()))
     }
 
     /// Changes the status of the Seeds.

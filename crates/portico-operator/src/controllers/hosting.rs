@@ -30,7 +30,7 @@ use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
-use crate::status::PartsStatus;
+use crate::status::{Part, PartsStatus};
 use crate::work_counters::WorkCounters;
 use crate::write::WriteError;
 
@@ -69,6 +69,15 @@ const CONCURRENCY: u16 = 32;
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-hosting";
 
+/// The control planes, as they are shown.
+pub const CONTROL_PLANES: Part = Part {
+    key: "controlPlanes",
+    title: "control planes",
+    gauge: "operator_control_planes",
+    help: "Hosted control planes by the reason of their condition.",
+    help_not_ready: "Hosted control planes that do not serve, and paused ones whose certificates end.",
+};
+
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
     let events = manager.events(CONTROLLER);
@@ -80,7 +89,7 @@ pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
     changed.extend(secrets::changes(&client, &relists, &status));
     let changes = installation.changes();
     let counters = WorkCounters::new(CONTROLLER, &status);
-    status.control_planes(|_| ());
+    status.part(CONTROL_PLANES, |_| ());
     let context = Arc::new(Context {
         client,
         settings,
@@ -112,7 +121,7 @@ pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
         on_change(leads, &context, |context| {
             context.all_backoffs().clear();
             context.alarms.retain(|_| false);
-            context.status.control_planes(|planes| *planes = PartsStatus::default());
+            context.status.part(CONTROL_PLANES, |planes| *planes = PartsStatus::default());
             context.clusters.all()
         })
         .boxed(),
@@ -309,8 +318,9 @@ impl Context {
 
     fn retry(&self, cluster: &Served<Cluster>) -> Action {
         let name = &*cluster.reference.key.name;
-        let failures =
-            self.status.control_planes(|planes| planes.reports.get(name).map_or(1, |report| report.failures));
+        let failures = self
+            .status
+            .part(CONTROL_PLANES, |planes| planes.reports.get(name).map_or(1, |report| report.failures));
         Action::requeue(pause(failures, FIRST_RETRY, LAST_RETRY))
     }
 }

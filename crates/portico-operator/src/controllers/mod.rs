@@ -40,8 +40,8 @@ use self::exposed::ExposedWatch;
 pub use self::components::ComponentSettings;
 pub use self::exposure::ExposureSettings;
 pub use self::front::Settings;
-pub use self::hosting::HostingSettings;
-pub use self::user_cluster::UserClusterSettings;
+pub use self::hosting::{CONTROL_PLANES, HostingSettings};
+pub use self::user_cluster::{USER_CLUSTERS, UserClusterSettings};
 pub use self::webhook::{Reached, WebhookSettings};
 
 /// Time limit for releasing the Leases at the end. An operator has two.

@@ -36,6 +36,7 @@ use crate::controllers::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
+use crate::status::Part;
 use crate::work_counters::WorkCounters;
 
 mod approver;
@@ -75,6 +76,15 @@ const SEEDS_SOON: Duration = Duration::from_secs(1);
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-user-cluster";
 
+/// The insides of clusters, as they are shown.
+pub const USER_CLUSTERS: Part = Part {
+    key: "userClusters",
+    title: "user clusters",
+    gauge: "operator_user_clusters",
+    help: "Clusters by the reason of the condition about their inside.",
+    help_not_ready: "Clusters whose inside is not as it should be.",
+};
+
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
     let events = manager.events(CONTROLLER);
@@ -97,7 +107,7 @@ pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
         observed,
         seen: Mutex::default(),
     });
-    status.user_clusters(|_| ());
+    status.part(USER_CLUSTERS, |_| ());
     let triggers = stream::select_all([
         changed_clusters(&context, &exposed).boxed(),
         changed_specs(&context, &written).boxed(),
@@ -105,7 +115,7 @@ pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
         on_change(kkp.changes(), &context, Context::all).boxed(),
         // Another replica writes from now on, or has written until now.
         on_change(leads, &context, |context| {
-            context.status.user_clusters(|clusters| clusters.reports.clear());
+            context.status.part(USER_CLUSTERS, |clusters| clusters.reports.clear());
             context.all()
         })
         .boxed(),
@@ -118,7 +128,7 @@ pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {
 async fn reconcile(exposed: Arc<Cached<Written>>, context: Arc<Context>) -> Result<Action, Failed> {
     let name = exposed.name_any();
     if !context.leads.borrow().now() || context.kkp.now() != Kkp::Absent {
-        context.status.user_clusters(|clusters| clusters.reports.remove(&name));
+        context.status.part(USER_CLUSTERS, |clusters| clusters.reports.remove(&name));
         context.approvers.end(&name);
         context.observed.forget(&name);
         return Ok(Action::await_change());
@@ -176,7 +186,7 @@ fn changed_specs(context: &Arc<Context>, written: &ClusterWatch) -> impl Stream<
             let before = seen.insert(cluster.name.clone(), now.clone())?;
             // Services lead to a control plane that has come up a moment later: this pass may fail too.
             (before != now).then(|| {
-                context.status.user_clusters(|clusters| clusters.begin_anew(&cluster.name));
+                context.status.part(USER_CLUSTERS, |clusters| clusters.begin_anew(&cluster.name));
                 ObjectRef::new(&cluster.name)
             })
         });
@@ -202,7 +212,7 @@ impl Context {
         let name = cluster.name_any();
         let failures = self
             .status
-            .user_clusters(|clusters| clusters.reports.get(&name).map_or(1, |report| report.failures));
+            .part(USER_CLUSTERS, |clusters| clusters.reports.get(&name).map_or(1, |report| report.failures));
         let pause = pause(failures, FIRST_RETRY, LAST_RETRY);
         // Not all at once, where the cause was one and the same.
         Action::requeue(pause + pause.mul_f64(share(&name) / 4.0))

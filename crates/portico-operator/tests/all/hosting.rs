@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_lab::{ApiServer, Kubectl, long_form, programs};
-use portico_operator::{HostingSettings, WorkStatus};
+use portico_operator::{CONTROL_PLANES, HostingSettings, PartsStatus, WorkStatus};
 use portico_pki::inventory::{SIGNING_KEY, VERIFYING_KEYS};
 use portico_pki::{Authority, KeyKind, Names, Pair, Profile, ServiceAccountKeys, Usage};
 use serde_json::{Value, json};
@@ -30,6 +30,10 @@ async fn seed(name: &str) -> (ApiServer, Client) {
     let api = ApiServer::start_with_controllers(name, &[]).unwrap();
     let client = install(api.kubectl(), api.access()).await;
     (api, client)
+}
+
+fn control_planes(operator: &Running) -> PartsStatus {
+    operator.status.get().parts.remove(&CONTROL_PLANES).unwrap_or_default()
 }
 
 fn start(client: &Client, identity: &str) -> Running {
@@ -298,7 +302,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     // What is paused stays as it is, also broken.
     patch(kubectl, &["cluster", "a"], &json!({"spec": {"pause": true}}));
     until("the pause to be seen", || {
-        let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+        let reports = control_planes(&operator).reports;
         ensure!(reports["a"].reason == "Paused");
         Ok(())
     });
@@ -603,7 +607,7 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
     unreadable(kubectl, "a");
     let wait_report = |operator: &Running, what: &str| {
         until(what, || {
-            let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+            let reports = control_planes(operator).reports;
             let report = reports.get("a").context("no report")?;
             ensure!(report.reason == what && report.message.contains("spec.pause"), "{report:?}");
             Ok(())
@@ -680,7 +684,7 @@ fn what_ends_soon_during_a_pause_is_told(kubectl: &Kubectl, operator: &Running) 
     let wait_report = |reason: &str| {
         let mut message = String::new();
         until(reason, || {
-            let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+            let reports = control_planes(operator).reports;
             let report = reports.get("a").context("no report")?;
             ensure!(report.reason == reason, "{report:?}");
             message.clone_from(&report.message);
@@ -693,7 +697,7 @@ fn what_ends_soon_during_a_pause_is_told(kubectl: &Kubectl, operator: &Running) 
     an_authority_of_seventy_days(kubectl);
     let message = wait_report("AuthoritiesEnd");
     assert!(message.contains("Secret ca on "), "{message}");
-    let ends = operator.status.get().control_planes.unwrap().authority_ends["a"];
+    let ends = control_planes(operator).authority_ends["a"];
     let left = ends - Timestamp::now().as_second();
     assert!((69 * 86_400..71 * 86_400).contains(&left), "{left} s");
     let (short, data) = short_lived(kubectl);
@@ -789,7 +793,7 @@ async fn a_deletion_is_late_by_the_clock_of_the_api_server_and_names_what_is_lef
     kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
     let mut reasons = BTreeSet::new();
     until("a look at it", || {
-        let reports = operator.status.get().control_planes.unwrap_or_default().reports;
+        let reports = control_planes(&operator).reports;
         reasons.extend(reports.get("a").map(|report| report.reason));
         ensure!(["Terminating", "DeletionHangs"].iter().any(|reason| reasons.contains(reason)));
         Ok(())
@@ -856,7 +860,7 @@ async fn a_seed_hosts_as_many_clusters_as_it_is_told_and_the_next_waits_for_room
     operator.stop().await;
     let operator = start(&client, "later");
     until("the operator to know of both", || {
-        let reports = operator.status.get().control_planes.map(|planes| planes.reports).unwrap_or_default();
+        let reports = control_planes(&operator).reports;
         let reason = |name: &str| reports.get(name).map(|report| report.reason);
         ensure!(reason("b") == Some("Unreadable") && reason("c") == Some("QuotaExceeded"), "{reports:?}");
         Ok(())

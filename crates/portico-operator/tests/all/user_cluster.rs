@@ -10,7 +10,7 @@ use portico_lab::control_plane::{ADMINS, ControlPlane, Options};
 use portico_lab::faulty_api::{Answer, FaultyApi};
 use portico_lab::hostile_api::{ENDLESS, HostileApi};
 use portico_lab::{Access, Authority, Etcd, Host, Kubectl, Lab};
-use portico_operator::{PartsStatus, WorkStatus};
+use portico_operator::{PartsStatus, USER_CLUSTERS, WorkStatus};
 use portico_pki::{Credential, Kubeconfig, Pair};
 use serde_json::{Value, json};
 
@@ -123,7 +123,7 @@ fn wait_reason(kubectl: &Kubectl, name: &str, expected: &str) -> String {
 }
 
 fn user_clusters(operator: &Running) -> PartsStatus {
-    operator.status.get().user_clusters.unwrap_or_default()
+    operator.status.get().parts.remove(&USER_CLUSTERS).unwrap_or_default()
 }
 
 fn work(operator: &Running) -> WorkStatus {

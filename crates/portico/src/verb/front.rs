@@ -172,9 +172,8 @@ fn readiness(status: &ControllerStatus, verbose: bool) -> Readiness {
             )),
         }
     }
-    let parts = [("user clusters", &status.user_clusters), ("control planes", &status.control_planes)];
-    for (what, part) in parts {
-        let Some(clusters) = part else { continue };
+    for (part, clusters) in &status.parts {
+        let what = part.title;
         let troubled = || clusters.reports.iter().filter(|(_, report)| !report.ready);
         let (all, count) = (clusters.reports.len(), troubled().count());
         match troubled().next() {

@@ -12,6 +12,7 @@ use portico_kube::leader::Leads;
 use portico_pki::KeyKind;
 use tokio::sync::watch as channel;
 
+use super::CONTROL_PLANES;
 use super::alarms::Alarms;
 use super::kinds::{Kind, Shared};
 use crate::cache::Cache;
@@ -94,7 +95,7 @@ impl Context {
 
     /// Drops what is recorded about Clusters that are gone.
     pub(super) fn forget_gone(&self) {
-        self.status.control_planes(|planes| {
+        self.status.part(CONTROL_PLANES, |planes| {
             planes.reports.retain(|name, _| self.clusters.exists(name));
             planes.authority_ends.retain(|name, _| self.clusters.exists(name));
         });
@@ -104,7 +105,7 @@ impl Context {
     }
 
     pub(super) fn forget(&self, name: &str) {
-        self.status.control_planes(|planes| {
+        self.status.part(CONTROL_PLANES, |planes| {
             planes.reports.remove(name);
             planes.authority_ends.remove(name);
         });

@@ -10,6 +10,7 @@ use portico_source::served::Served;
 use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
+use super::CONTROL_PLANES;
 use super::context::{ACTION, AUTHORITIES_END, Context};
 use super::health::{self, Health};
 use crate::condition::{State, condition, condition_after};
@@ -45,7 +46,7 @@ impl Context {
         let name = &*cluster.metadata.name;
         let State { ready, reason, message } = state;
         let troubled =
-            self.status.control_planes(|planes| planes.record(name, (*ready, reason, message), failed));
+            self.status.part(CONTROL_PLANES, |planes| planes.record(name, (*ready, reason, message), failed));
         let Some(troubled) = troubled else { return };
         let well = *ready || EXPECTED.contains(reason);
         match (well, troubled) {

@@ -24,6 +24,7 @@ use portico_kube::watch::progress;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
 
+use super::CONTROL_PLANES;
 use super::context::{ACTION, Context};
 use super::relists::Relists;
 use crate::cache::api;
@@ -181,7 +182,7 @@ impl Context {
         let review = review.map_err(|why| WriteError::Impossible(format!("certificates: {why}")))?;
         if let Some(end) = review.authorities.values().min() {
             let (cluster, end) = (pki.cluster.clone(), end.as_second());
-            self.status.control_planes(|planes| planes.authority_ends.insert(cluster, end));
+            self.status.part(CONTROL_PLANES, |planes| planes.authority_ends.insert(cluster, end));
         }
         Ok(review)
     }

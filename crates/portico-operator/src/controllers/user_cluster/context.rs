@@ -16,6 +16,7 @@ use portico_kube::events::Events;
 use portico_kube::leader::Leads;
 use tokio::sync::watch as channel;
 
+use super::USER_CLUSTERS;
 use super::approver::Approvers;
 use super::backoff::Backoffs;
 use crate::controllers::exposed::Written;
@@ -96,7 +97,7 @@ impl Context {
     /// Drops what is recorded about clusters that are gone.
     pub(super) fn forget_gone(&self) {
         let exists = |name: &str| self.clusters.get(&ObjectRef::new(name)).is_some();
-        self.status.user_clusters(|clusters| clusters.reports.retain(|name, _| exists(name)));
+        self.status.part(USER_CLUSTERS, |clusters| clusters.reports.retain(|name, _| exists(name)));
         self.backoffs.retain(exists);
         self.approvers.retain(exists);
         self.observed.retain(exists);

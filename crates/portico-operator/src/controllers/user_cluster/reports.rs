@@ -6,6 +6,7 @@ use portico_expose::user_cluster::NO_KUBECONFIG;
 use portico_kube::events::{Note, Severity};
 use tracing::{debug, warn};
 
+use super::USER_CLUSTERS;
 use super::context::Context;
 use super::subject::{NOT_EXPOSED, Readiness};
 use crate::condition::write_condition;
@@ -51,7 +52,7 @@ impl Context {
         if readiness.failed {
             self.counters.failed(reason);
         }
-        self.status.user_clusters(|clusters| clusters.record(name, (*ready, reason, message), failed))
+        self.status.part(USER_CLUSTERS, |clusters| clusters.record(name, (*ready, reason, message), failed))
     }
 
     async fn write_condition(&self, cluster: &Cluster, readiness: &Readiness) -> Result<(), RequestError> {

@@ -6,8 +6,8 @@ use std::fmt;
 use portico_admin::exposition::{Exposition, Families};
 use portico_api::exposed_cluster::MigrationState;
 use portico_operator::{
-    ClusterReport, ClustersStatus, ControllerStatus, PartsStatus, SeedsStatus, ServiceStatus, StatusHandle,
-    WebhookStatus, WorkStatus,
+    ClusterReport, ClustersStatus, ControllerStatus, Part, PartsStatus, SeedsStatus, ServiceStatus,
+    StatusHandle, WebhookStatus, WorkStatus,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -81,22 +81,8 @@ impl<F: Fn() -> ControllerStatus + Send + Sync + 'static> Collector for FrontMet
         write_services(&status, &mut out)?;
         write_exposed_clusters(&status, &mut out)?;
         status.clusters.as_ref().map_or(Ok(()), |clusters| write_clusters(clusters, &mut out))?;
-        if let Some(insides) = &status.user_clusters {
-            let help = "Clusters by the reason of the condition about their inside.";
-            let not_ready =
-                ("operator_user_clusters_not_ready", "Clusters whose inside is not as it should be.");
-            write_part(insides, ("operator_user_clusters", help), not_ready, &mut out)?;
-        }
-        if let Some(planes) = &status.control_planes {
-            let help = "Hosted control planes by the reason of their condition.";
-            let help_not_ready =
-                "Hosted control planes that do not serve, and paused ones whose certificates end.";
-            let not_ready = ("operator_control_planes_not_ready", help_not_ready);
-            write_part(planes, ("operator_control_planes", help), not_ready, &mut out)?;
-            let end = planes.authority_ends.values().min();
-            let end = end.map(|end| ([] as [(&str, &str); 0], *end as f64));
-            let help = "When the first authority of a hosted cluster ends, in seconds since 1970.";
-            out.gauge("operator_authority_end", help, Some(&Unit::Seconds), end)?;
+        for (part, clusters) in &status.parts {
+            write_part(part, clusters, &mut out)?;
         }
         status.seeds.as_ref().map_or(Ok(()), |seeds| write_seeds(seeds, &mut out))?;
         status.webhook.as_ref().map_or(Ok(()), |webhook| write_webhook(webhook, &mut out))
@@ -200,22 +186,19 @@ fn write_clusters(status: &ClustersStatus, out: &mut Families<'_>) -> fmt::Resul
     out.one_gauge("operator_observing", help, None, observing)
 }
 
-/// A part of every cluster that an operator keeps, by its condition: the gauges `all` and `not_ready`, each
-/// with its help text.
-fn write_part(
-    status: &PartsStatus,
-    all: (&str, &str),
-    not_ready: (&str, &str),
-    out: &mut Families<'_>,
-) -> fmt::Result {
+/// A part of every cluster that an operator keeps.
+fn write_part(part: &Part, status: &PartsStatus, out: &mut Families<'_>) -> fmt::Result {
     let mut reasons = BTreeMap::<&str, u64>::new();
     for report in status.reports.values() {
         *reasons.entry(report.reason).or_default() += 1;
     }
     let by_reason = reasons.iter().map(|(reason, clusters)| ([("reason", *reason)], *clusters));
-    out.gauge(all.0, all.1, None, by_reason)?;
+    out.gauge(part.gauge, part.help, None, by_reason)?;
     let count = status.reports.values().filter(|report| !report.ready).count() as u64;
-    out.one_gauge(not_ready.0, not_ready.1, None, count)
+    out.one_gauge(&format!("{}_not_ready", part.gauge), part.help_not_ready, None, count)?;
+    let Some(end) = status.authority_ends.values().min() else { return Ok(()) };
+    let help = "When the first authority of a hosted cluster ends, in seconds since 1970.";
+    out.gauge("operator_authority_end", help, Some(&Unit::Seconds), [([] as [(&str, &str); 0], *end as f64)])
 }
 
 /// Those of an operator that makes the gateway.
@@ -251,7 +234,9 @@ fn write_webhook(status: &WebhookStatus, out: &mut Families<'_>) -> fmt::Result 
 #[cfg(test)]
 mod tests {
     use portico_lab::metrics::names;
-    use portico_operator::{ClusterInfo, OperatorStatus, PartReport, SeedReport};
+    use portico_operator::{
+        CONTROL_PLANES, ClusterInfo, OperatorStatus, PartReport, SeedReport, USER_CLUSTERS,
+    };
     use prometheus_client::encoding::text;
     use prometheus_client::registry::Registry;
 
@@ -277,9 +262,9 @@ mod tests {
         let message = String::new();
         let report = PartReport { ready: true, reason: "Ready", message, failures: 0 };
         inside.reports.insert("a".into(), report);
-        status.user_clusters = Some(inside.clone());
+        status.parts.insert(USER_CLUSTERS, inside.clone());
         inside.authority_ends.insert("a".into(), 1);
-        status.control_planes = Some(inside);
+        status.parts.insert(CONTROL_PLANES, inside);
         let report = SeedReport {
             ready: true,
             reason: "GatewayReady",
