@@ -152,6 +152,16 @@ impl Claims {
         self.if_changed(before, key)
     }
 
+    /// Lets go of the key kept first for `namespace`, if there is one too many. Then returns the owner before
+    /// and the one now, if that changed.
+    pub(crate) fn make_room(&mut self, namespace: &str) -> Option<[Option<Claim>; 2]> {
+        let keys = self.kept_by.get(namespace).filter(|keys| keys.len() > MAX_KEPT)?;
+        let first = keys[0].clone();
+        let before = self.owner(&first).cloned();
+        self.let_go(&first);
+        Some(self.if_changed(before, &first))
+    }
+
     /// The claim that owns `key`.
     pub(crate) fn owner(&self, key: &RouteKey) -> Option<&Claim> {
         let first = self.by_key.get(key)?.first()?;
@@ -240,12 +250,7 @@ impl Claims {
             return;
         }
         self.let_go(key);
-        let keys = self.kept_by.entry(Arc::clone(&namespace)).or_default();
-        let first = (keys.len() == MAX_KEPT).then(|| keys.remove(0));
-        keys.push(key.clone());
-        if let Some(first) = first {
-            self.forget(&first);
-        }
+        self.kept_by.entry(Arc::clone(&namespace)).or_default().push(key.clone());
         // A Service planned for a Cluster stays with the Cluster: without one it is like any other.
         let rank = match claim.rank {
             Rank::OfCluster => Rank::OfCluster,
@@ -257,23 +262,18 @@ impl Claims {
     }
 
     fn let_go(&mut self, key: &RouteKey) {
-        let Some(kept) = self.forget(key) else { return };
+        let Some(kept) = self.kept.remove(key) else { return };
+        if kept.is_published {
+            self.kept_changes.insert(key.clone());
+        } else {
+            self.kept_changes.remove(key);
+        }
         if let Some(keys) = self.kept_by.get_mut(&kept.namespace) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
                 self.kept_by.remove(&kept.namespace);
             }
         }
-    }
-
-    fn forget(&mut self, key: &RouteKey) -> Option<KeptFor> {
-        let kept = self.kept.remove(key)?;
-        if kept.is_published {
-            self.kept_changes.insert(key.clone());
-        } else {
-            self.kept_changes.remove(key);
-        }
-        Some(kept)
     }
 
     fn claims_from<'a>(&'a self, key: &RouteKey, namespace: &'a str) -> impl Iterator<Item = &'a Claim> {

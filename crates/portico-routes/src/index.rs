@@ -197,11 +197,19 @@ impl RouteIndex {
             let keep = keep && (is_known || !self.claims.is_claimed_by(&key, &self.claimants));
             let owners = self.claims.withdraw(&key, &claim, keep);
             self.follow_claim(&key, owners);
+            if let Some(owners) = self.claims.make_room(&service.key.namespace) {
+                self.problems_version += 1;
+                self.mark(owners);
+            }
         }
     }
 
     fn follow_claim(&mut self, key: &RouteKey, owners: [Option<Claim>; 2]) {
         self.problems_version += u64::from(self.claims.is_contested(key));
+        self.mark(owners);
+    }
+
+    fn mark(&mut self, owners: [Option<Claim>; 2]) {
         self.changed.extend(owners.into_iter().flatten().map(|owner| owner.service.key.clone()));
     }
 }

@@ -1,5 +1,7 @@
 //! When several Services claim one key, the oldest has it. The others lose that key and nothing else.
 
+use std::ops::Range;
+
 use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
 use portico_routes::index::IndexChange;
@@ -235,6 +237,54 @@ fn few_names_are_kept_for_one_namespace() {
     assert!(index.is_empty());
 }
 
+/// Claims a name for each number: `p1.example.com` and so on.
+fn with_names(key: &str, second: i64, numbers: Range<u16>) -> IndexChange {
+    let mut service = service(key, "SNI").created(second);
+    service.spec.ports.clear();
+    let names: Vec<String> = numbers.map(|number| format!("p{number}")).collect();
+    let service = names.iter().zip(1..).fold(service, |service, (name, port)| service.port(name, port));
+    let mapping: Vec<String> =
+        names.iter().map(|name| format!("\"{name}\": \"{name}.example.com\"")).collect();
+    written(service.mapping(&format!("{{{}}}", mapping.join(", "))))
+}
+
+#[test]
+fn a_name_that_makes_room_for_newer_ones_leads_to_the_one_that_waits_for_it() {
+    let waiting = written(sni("b/waiting", "p1.example.com"));
+
+    let mut at_once = index([known("a"), with_names("cluster-a/api", 1, 1..18), waiting.clone()]);
+    at_once.apply([no_service("cluster-a/api")]);
+    assert_eq!(at_once.owner(&host("p1.example.com")).as_deref(), Some("b/waiting"));
+
+    let services = [with_names("cluster-a/api", 1, 1..17), with_names("cluster-a/last", 1, 17..18)];
+    let mut later = index([known("a"), waiting].into_iter().chain(services));
+    later.apply([no_service("cluster-a/api")]);
+    assert_eq!(later.reasons(), ["host-conflict"]);
+    let version = later.problems_version();
+    later.apply([no_service("cluster-a/last")]);
+    assert_eq!(later.owner(&host("p1.example.com")).as_deref(), Some("b/waiting"));
+    assert!(later.reasons().is_empty() && later.problems_version() > version);
+}
+
+#[test]
+fn a_service_that_had_its_name_back_loses_it_to_the_older_with_the_17th_that_is_kept() {
+    let mut index = index([with_names("a/api", 1, 1..2), with_names("b/waiting", 2, 1..18)]);
+    index.apply([no_service("a/api"), with_names("a/back", 3, 1..2)]);
+    assert_eq!(index.owner(&host("p1.example.com")).as_deref(), Some("a/back"));
+    index.apply([with_names("a/more", 1, 2..18)]);
+    index.apply([no_service("a/more")]);
+    assert_eq!(index.owner(&host("p1.example.com")).as_deref(), Some("b/waiting"));
+    assert!(!index.backends.keys().any(|id| id.service == key("a/back")), "nothing leads there");
+}
+
+#[test]
+fn a_name_that_is_not_kept_takes_no_room() {
+    let mut index = index([with_names("a/api", 1, 1..18), with_names("b/waiting", 2, 1..17)]);
+    index.apply([no_service("a/api")]);
+    let kept = index.rows().filter(|row| matches!(row.state, RouteState::Kept { .. })).count();
+    assert_eq!(kept, 16);
+}
+
 #[test]
 fn node_port_numbers_and_authorities_go_to_the_older_as_well() {
     let by_port = |name, second| written(service(name, "NodePort").node_port(30_001).created(second));
@@ -261,16 +311,7 @@ fn the_version_of_the_problems_grows_when_a_conflict_comes_or_goes() {
 /// product.
 #[test]
 fn a_service_that_waits_for_many_names_has_as_many_problems_as_any_object() {
-    let with_names = |key: &str, second| {
-        let mut service = service(key, "SNI").created(second);
-        let names: Vec<String> = (0..100).map(|number| format!("p{number}")).collect();
-        service.spec.ports.clear();
-        let service = names.iter().zip(1..).fold(service, |service, (name, port)| service.port(name, port));
-        let mapping: Vec<String> =
-            names.iter().map(|name| format!("\"{name}\": \"{name}.example.com\"")).collect();
-        written(service.mapping(&format!("{{{}}}", mapping.join(", "))))
-    };
-    let index = index((0..50).map(|number| with_names(&format!("n{number}/api"), number)));
+    let index = index((0..50).map(|number| with_names(&format!("n{number}/api"), number, 0..100)));
     assert_eq!(index.reasons().len(), 49 * 16);
     assert_eq!(index.owner(&host("p99.example.com")).as_deref(), Some("n0/api"));
 }
