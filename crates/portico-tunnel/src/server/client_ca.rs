@@ -210,10 +210,13 @@ impl ClientCas {
         self.trust.load_full()
     }
 
-    /// The revocation lists in force.
+    /// The revocation list in force of each CA. Of several that count together, the first to be late.
     pub(crate) fn revocation_lists(&self) -> Vec<RevocationList> {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        read.in_force.lists.iter().map(|list| list.shown()).collect()
+        let mut shown: Vec<_> = read.in_force.lists.iter().map(|list| list.shown()).collect();
+        shown.sort_by(|a, b| (&a.public_key, a.next_update).cmp(&(&b.public_key, b.next_update)));
+        shown.dedup_by(|later, first| later.public_key == first.public_key);
+        shown
     }
 }
 

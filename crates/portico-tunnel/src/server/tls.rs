@@ -138,7 +138,7 @@ impl Tls {
         Ok(self.client_cas.as_ref().map_or(Ok(false), |cas| cas.reload())?)
     }
 
-    /// The revocation lists in force.
+    /// The revocation list in force of each CA. Of several that count together, the first to be late.
     #[must_use]
     pub fn revocation_lists(&self) -> Vec<RevocationList> {
         self.client_cas.as_ref().map(|cas| cas.revocation_lists()).unwrap_or_default()

@@ -1,5 +1,6 @@
 //! CONNECT under TLS: which clients are accepted, for which cluster, and which promises of TCP hold there.
 
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,10 @@ use http::StatusCode;
 use portico_api::names::Tenant;
 use portico_lab::pki::{Authority, Certificate, Identity, Pki};
 use portico_tunnel::{ClientCaFile, End, Failure, Request, Settings, Side, Tls, TlsFiles};
-use rcgen::{CrlDistributionPoint, CrlIssuingDistributionPoint, CrlScope};
+use rcgen::{
+    CertificateRevocationListParams, CrlDistributionPoint, CrlIssuingDistributionPoint, CrlScope,
+    date_time_ymd,
+};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -378,6 +382,30 @@ async fn a_list_in_force_is_replaced_by_none_that_is_older_and_by_no_gap() {
     pki.write("crl.pem", &[numbered(pki.authority(), 8, &[]), of_other].concat());
     assert!(judge.tls.reload_trust().unwrap());
     assert_eq!(judge.verdict(&pki, &revoked).await.as_deref(), Ok("a"), "a newer list may pardon");
+}
+
+#[test]
+fn of_each_ca_one_list_is_shown_also_where_two_have_one_name() {
+    let (pki, namesake) = (pki(), Authority::new("test CA").unwrap());
+    pki.write("namesake.crt", &namesake.cert());
+    let until = |year, serials: &[&[u8]]| {
+        let list = |list: &mut CertificateRevocationListParams| list.next_update = date_time_ymd(year, 1, 1);
+        pki.authority().revocations_with(serials, list).unwrap()
+    };
+    let lists = [until(3002, &[]), until(3001, &[SERIAL]), until(3002, &[]), numbered(&namesake, 1, &[])];
+    pki.write("crl.pem", &lists.concat());
+    let judge = Judge::new(&pki, vec![pki.file("ca.crt").into(), pki.file("namesake.crt").into()]);
+    let shown = judge.tls.revocation_lists();
+    let keys: HashSet<_> = shown.iter().map(|list| &list.public_key).collect();
+    let mut until: Vec<_> = shown.iter().map(|list| (&*list.issuer, list.next_update.to_string())).collect();
+    until.sort_unstable();
+    let expected = ["3001-01-01T00:00:00Z", "4000-01-01T00:00:00Z"];
+    assert_eq!(
+        until,
+        expected.map(|time| ("CN=test CA", time.to_owned())),
+        "of one age, the first to be late"
+    );
+    assert_eq!(keys.len(), 2);
 }
 
 #[tokio::test]

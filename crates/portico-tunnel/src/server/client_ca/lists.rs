@@ -22,6 +22,8 @@ pub(crate) struct List {
     pub(super) der: CertificateRevocationListDer<'static>,
     /// Whose list it is.
     pub(crate) key: Box<[u8]>,
+    /// The same key with what is around it.
+    public_key: Box<[u8]>,
     pub(crate) issuer: Box<str>,
     /// Grows with each list of a CA; a list may lack it.
     number: Option<Box<[u8]>>,
@@ -33,8 +35,10 @@ pub(crate) struct List {
 /// What is shown of a list in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RevocationList {
-    /// The CA.
+    /// The CA, by a name that others may have as well.
     pub issuer: Box<str>,
+    /// The DER of the CA's SubjectPublicKeyInfo, which no other has.
+    pub public_key: Box<[u8]>,
     /// When the CA issued it.
     pub this_update: Timestamp,
     /// When the CA promised the next list. A list that is past it still counts, and lacks what was revoked
@@ -56,7 +60,8 @@ impl List {
             return Err(unusable("an unreadable issuer".into(), webpki::Error::BadDer));
         };
         let issuer = shown(&list.issuer().to_string());
-        let Some(ca) = cas.iter().find(|ca| is_of(&list, &ca.certificate)) else {
+        let signer = cas.iter().find_map(|ca| Some((ca, signer(&list, &ca.certificate)?)));
+        let Some((ca, public_key)) = signer else {
             return Err(ClientCaError::ForeignList { path, issuer });
         };
         let partial = [OID_X509_EXT_DELTA_CRL_INDICATOR, OID_X509_EXT_ISSUER_DISTRIBUTION_POINT];
@@ -69,6 +74,7 @@ impl List {
         let next_update = list.next_update().map(|time| time.timestamp()).unwrap_or_default();
         Ok(Self {
             key: ca.key.clone(),
+            public_key,
             number: list.crl_number().map(|number| number.to_bytes_be().into()),
             this_update: list.last_update().timestamp(),
             next_update: at(u64::try_from(next_update).unwrap_or_default()),
@@ -94,6 +100,7 @@ impl List {
     pub(super) fn shown(&self) -> RevocationList {
         RevocationList {
             issuer: self.issuer.clone(),
+            public_key: self.public_key.clone(),
             this_update: at(u64::try_from(self.this_update).unwrap_or_default()),
             next_update: self.next_update,
         }
@@ -108,11 +115,12 @@ impl PartialEq for List {
 
 impl Eq for List {}
 
-/// Whether `ca` issued the list. A CA of the same name with another key is another CA.
-fn is_of(list: &CertificateRevocationList<'_>, ca: &CertificateDer<'_>) -> bool {
-    let Ok((_, ca)) = X509Certificate::from_der(ca) else { return false };
-    ca.subject().as_raw() == list.issuer().as_raw()
-        && verifies(list.tbs_cert_list.as_ref(), &list.signature_value.data, &ca)
+/// The public key of `ca`, in DER, if it issued the list. A CA of the same name with another key is another.
+fn signer(list: &CertificateRevocationList<'_>, ca: &CertificateDer<'_>) -> Option<Box<[u8]>> {
+    let (_, ca) = X509Certificate::from_der(ca).ok()?;
+    let is_of = ca.subject().as_raw() == list.issuer().as_raw()
+        && verifies(list.tbs_cert_list.as_ref(), &list.signature_value.data, &ca);
+    is_of.then(|| ca.public_key().raw.into())
 }
 
 /// Whether the key of `ca` made the signature, which tells the algorithm: no other verifies it.

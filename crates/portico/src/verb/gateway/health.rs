@@ -11,6 +11,7 @@ use portico_source::kubernetes::{ClustersFrom, KubernetesStatus, WatchState};
 use portico_tunnel::RevocationList;
 
 use super::status::Status;
+use super::tunnel_files;
 
 /// Problems shown in a verbose answer. The metric has the full number.
 const MOST_PROBLEMS: usize = 200;
@@ -55,17 +56,16 @@ fn details(readiness: &mut Readiness, status: &Status) {
         }
     }
     let now = Timestamp::now();
-    let tls = status.gateway().and_then(|gateway| gateway.shared().config.tunnel.tls.clone());
-    for list in tls.map(|tls| tls.revocation_lists()).unwrap_or_default() {
-        let RevocationList { issuer, this_update, next_update } = list;
+    for (ca, list) in status.gateway().map(|it| tunnel_files::revocation_lists(it)).unwrap_or_default() {
+        let RevocationList { issuer, this_update, next_update, .. } = list;
         if next_update < now {
             readiness.warn(format_args!(
-                "revocation list of {issuer}: past its next update, {next_update}; what the CA revoked since \
-                 is not known; give its newest list"
+                "revocation list of {issuer} ({ca}): past its next update, {next_update}; what the CA \
+                 revoked since is not known; give its newest list"
             ));
         } else {
             readiness.fine(format_args!(
-                "revocation list of {issuer}: in force, of {this_update}, next update {next_update}"
+                "revocation list of {issuer} ({ca}): in force, of {this_update}, next update {next_update}"
             ));
         }
     }

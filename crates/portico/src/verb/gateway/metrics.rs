@@ -21,7 +21,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 
 use super::status::Status;
-use super::tunnel_files::TunnelFile;
+use super::tunnel_files::{self, TunnelFile};
 
 /// The metrics of one gateway.
 pub(super) fn gateway_metrics(status: Arc<Status>) -> Exposition {
@@ -128,15 +128,16 @@ impl GatewayMetrics {
         let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before \
                     stays in force.";
         out.gauge("tunnel_files_failed", help, None, files)?;
-        let lists = config.tunnel.tls.as_ref().map(|tls| tls.revocation_lists()).unwrap_or_default();
-        let issued = lists.iter().map(|list| ([("issuer", &*list.issuer)], list.this_update.as_second()));
+        let lists = tunnel_files::revocation_lists(gateway);
+        let lists = || lists.iter().map(|(ca, list)| ([("issuer", &*list.issuer), ("ca", ca)], list));
+        let issued = lists().map(|(labels, list)| (labels, list.this_update.as_second()));
         let help = "When its CA issued a revocation list in force, in seconds since 1970. It never falls \
                     while a gateway runs; from one to the next it does if an older list was brought back.";
         out.gauge("tunnel_revocation_list_this_update_seconds", help, None, issued)?;
-        let lists = lists.iter().map(|list| ([("issuer", &*list.issuer)], list.next_update.as_second()));
+        let promised = lists().map(|(labels, list)| (labels, list.next_update.as_second()));
         let help = "When the CA of a revocation list in force promised the next one, in seconds since 1970. \
                     A list that is past it still counts, and lacks what was revoked since.";
-        out.gauge("tunnel_revocation_list_next_update_seconds", help, None, lists)?;
+        out.gauge("tunnel_revocation_list_next_update_seconds", help, None, promised)?;
         let outcomes = identities.outcomes();
         let authentications = Method::ALL.into_iter().zip(outcomes).flat_map(|(method, counts)| {
             let label = ("method", method.as_str());

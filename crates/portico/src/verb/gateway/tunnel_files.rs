@@ -8,8 +8,10 @@ use std::convert::Infallible;
 use std::fmt::Display;
 use std::future::pending;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use portico_dial::FolderWatch;
 use portico_gateway::Gateway;
+use portico_tunnel::RevocationList;
 
 use super::status::Status;
 
@@ -36,6 +38,18 @@ impl TunnelFile {
             Self::Tokens => "tokens",
         }
     }
+}
+
+/// The revocation lists in force. Each comes with the start of the SHA-256 of its CA's public key, since CAs
+/// may have one name. kubeadm hashes the same for `--discovery-token-ca-cert-hash`.
+pub(crate) fn revocation_lists(gateway: &Gateway) -> Vec<(String, RevocationList)> {
+    let tls = gateway.shared().config.tunnel.tls.as_ref();
+    let lists = tls.map(|tls| tls.revocation_lists()).unwrap_or_default();
+    let with_hash = lists.into_iter().map(|list| {
+        let hash = digest(&SHA256, &list.public_key);
+        (hash.as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect(), list)
+    });
+    with_hash.collect()
 }
 
 /// Has what the files say in force within a second of a change.

@@ -1,5 +1,6 @@
 //! What a wrong, half or made-up identity opens: nothing. And what broken files of identities cut: nothing.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::process::Command;
@@ -137,6 +138,34 @@ fn a_list_of_revocations_that_is_older_cut_or_gone_pardons_nobody() {
         wait_until(why, || get(gateway.admin, "/readyz?verbose").1.contains(why));
         assert!(!open(&gateway, &revoked, "a", None).0, "{why}");
         assert!(open(&gateway, &good, "b", None).0, "{why}");
+    }
+}
+
+#[test]
+fn two_cas_of_one_name_are_told_apart_wherever_their_lists_are_shown() {
+    let (site, namesake) = (SecureSite::new(), Authority::new("test CA").unwrap());
+    let cas = [site.pki.authority(), &namesake];
+    site.pki.write("namesake.crt", &namesake.cert());
+    site.pki.write("cas.crt", &cas.map(Authority::cert).concat());
+    site.pki.write("crl.pem", &cas.map(|ca| ca.revocations(&[]).unwrap()).concat());
+    let (files, crl) = (site.pki.path("cas.crt"), site.pki.path("crl.pem"));
+    let gateway = site.gateway(&LISTEN, &["--tunnel-client-ca", &files, "--tunnel-client-crl", &crl]);
+    let (metrics, readiness) = (get(gateway.admin, "/metrics").1, get(gateway.admin, "/readyz?verbose").1);
+    let mut seen = HashSet::new();
+    for line in metrics.lines().filter(|line| !line.starts_with('#')) {
+        let (series, _) = line.rsplit_once(' ').unwrap();
+        assert!(seen.insert(series), "{series} twice");
+    }
+    for name in ["ca.crt", "namesake.crt"] {
+        let key = format!(
+            "openssl x509 -in {} -pubkey -noout | openssl pkey -pubin -outform DER | sha256sum",
+            site.pki.path(name)
+        );
+        let output = Command::new("sh").args(["-c", &key]).output().unwrap();
+        let key = String::from_utf8(output.stdout).unwrap()[..16].to_owned();
+        let labels = format!("_next_update_seconds{{issuer=\"CN=test CA\",ca=\"{key}\"}} ");
+        assert!(metrics.contains(&labels), "{labels} {metrics}");
+        assert!(readiness.contains(&format!("of CN=test CA ({key}): in force")), "{key} {readiness}");
     }
 }
 
