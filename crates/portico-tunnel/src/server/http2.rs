@@ -122,6 +122,7 @@ where
                         dismiss(connection, handler).await;
                         return Err(Failure::Flood(Flood::Resets));
                     }
+                    unused.had_stream |= request.method() == Method::CONNECT;
                     let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
                     start(request, respond, caller, handler, tunnel);
                 }
@@ -135,8 +136,8 @@ where
                 connection.graceful_shutdown();
             }
             () = keep_alive.silent(&activity) => return Err(Failure::Silent),
-            () = unused.too_long(), if !draining => {
-                if !connection.has_streams() {
+            () = unused.due(), if !draining => {
+                if unused.is_over(connection.has_streams()) {
                     draining = true;
                     connection.graceful_shutdown();
                 }
@@ -364,14 +365,17 @@ fn refuse(mut respond: SendResponse<Bytes>, refusal: &Refusal) {
 /// Closes a connection that has had no stream for one to two intervals: it looks once an interval.
 struct Unused {
     timer: Option<(Pin<Box<Sleep>>, Duration)>,
+    /// There was a stream at the last look, or has been since.
+    had_stream: bool,
 }
 
 impl Unused {
     fn new(limit: Option<Duration>) -> Self {
-        Self { timer: limit.map(|limit| (Box::pin(sleep(limit)), limit)) }
+        Self { timer: limit.map(|limit| (Box::pin(sleep(limit)), limit)), had_stream: false }
     }
 
-    async fn too_long(&mut self) {
+    /// Returns when it is time for a look.
+    async fn due(&mut self) {
         match &mut self.timer {
             None => std::future::pending().await,
             Some((timer, limit)) => {
@@ -379,6 +383,11 @@ impl Unused {
                 timer.as_mut().reset(Instant::now() + *limit);
             }
         }
+    }
+
+    /// The look, at a connection that has streams now or not.
+    fn is_over(&mut self, has_streams: bool) -> bool {
+        !std::mem::replace(&mut self.had_stream, has_streams) && !has_streams
     }
 }
 

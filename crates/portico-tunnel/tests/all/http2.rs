@@ -8,6 +8,7 @@ use h2::Reason;
 use http::{Method, StatusCode};
 use portico_tunnel::{End, Failure, Finished, REASON, Settings, Side};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, advance};
 
 #[tokio::test]
 async fn the_answer_is_200_only_when_the_upstream_is_connected() {
@@ -398,6 +399,45 @@ async fn a_connection_without_streams_ends_if_the_operator_wants_that() {
     let mut server = Server::start(settings).await;
     let _client = server.client().await;
     assert!(server.result().await.is_ok());
+}
+
+#[tokio::test]
+async fn a_connection_with_streams_now_and_then_ends_only_when_they_are_over() {
+    let idle = Duration::from_secs(10);
+    let mut server = Server::start(Settings { connection_idle: Some(idle), ..plaintext() }).await;
+    let mut client = server.client().await;
+    tokio::time::pause();
+    // In steps, so that each look comes in time.
+    let seconds = async |number| {
+        for _ in 0..number {
+            advance(Duration::from_secs(1)).await;
+        }
+    };
+    // For so long there is a stream, and then for so long none.
+    for (open, none) in [[(0, 6); 10], [(15, 6); 10], [(0, 0); 10]].concat() {
+        let (mut ends, _upstream) = server.tunnel_of(&mut client).await;
+        seconds(open).await;
+        ends.send.send_reset(Reason::CANCEL);
+        server.report().await;
+        seconds(none).await;
+    }
+    let over = Instant::now();
+    assert!(server.result().await.is_ok());
+    assert!((idle..=idle * 2).contains(&over.elapsed()), "{:?}", over.elapsed());
+}
+
+#[tokio::test]
+async fn a_new_token_on_a_connection_without_streams_does_not_keep_it() {
+    let idle = Duration::from_secs(10);
+    let mut server = Server::start(Settings { connection_idle: Some(idle), ..plaintext() }).await;
+    let mut client = server.client().await;
+    client.refresh(UPSTREAM, None).await;
+    tokio::time::pause();
+    advance(idle / 2).await;
+    client.refresh(UPSTREAM, None).await;
+    let refreshed = Instant::now();
+    assert!(server.result().await.is_ok());
+    assert!(refreshed.elapsed() <= idle);
 }
 
 #[tokio::test]
