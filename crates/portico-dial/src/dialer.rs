@@ -8,7 +8,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use crate::connect::{self, Answer};
 use crate::credentials::Credentials;
 use crate::environment::{self, Exceptions};
 use crate::error::{ConnectAnyError, DialError};
+use crate::file_set::FileSet;
 use crate::happy_eyeballs::connect_first;
 use crate::proxy::Proxy;
 use crate::resolve::{self, ResolveError, Resolved};
@@ -67,8 +68,8 @@ struct Hop {
     proxy: Arc<Proxy>,
     exceptions: Exceptions,
     credentials: Option<Credentials>,
-    /// For an `https://` proxy.
-    tls: Option<ClientTls>,
+    /// For an `https://` proxy, with its CA.
+    tls: Option<(ClientTls, Mutex<FileSet>)>,
 }
 
 impl Dialer {
@@ -165,7 +166,9 @@ impl Hop {
         environment: &impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ProxyError> {
         let credentials = Credentials::choose(files.credentials, proxy.credentials(), environment)?;
+        let ca = FileSet::new("CA of the proxy", files.ca.iter().cloned().collect());
         let tls = proxy.is_tls().then(|| ClientTls::for_proxy(files.ca)).transpose()?;
+        let tls = tls.map(|tls| (tls, Mutex::new(ca)));
         Ok(Self { proxy: Arc::new(proxy), exceptions, credentials, tls })
     }
 
@@ -178,11 +181,9 @@ impl Hop {
             .map_err(|source| DialError::Credentials { proxy: Arc::clone(proxy), source })?
             .zip(self.credentials.as_ref().map(Credentials::source));
         let transport = match (&self.tls, transport) {
-            (Some(tls), Transport::Plain(tcp)) => {
-                // A CA is replaced so rarely that its file is read when it is needed.
-                if let Err(error) = tls.reload() {
-                    tracing::warn!(%error, %proxy, "the proxy's CA as read before stays in force");
-                }
+            (Some((tls, ca)), Transport::Plain(tcp)) => {
+                // A CA is replaced so rarely that its file is looked at when it is needed.
+                ca.lock().unwrap_or_else(PoisonError::into_inner).reload_if_changed(|| tls.reload());
                 let address = proxy.address();
                 let route = Route::new(address.clone(), None);
                 let stream = tls.handshake(&address.host, &route, tcp).await.map_err(|source| {

@@ -2,12 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail like tests")]
 
+use std::fs;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
+use portico_lab::pki::Pki;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::{DialTimeouts, Dialer, ProxyFiles};
 use crate::error::DialError;
@@ -318,5 +324,49 @@ fn a_proxy_of_the_environment_is_not_used_to_reach_this_machine_and_a_configured
         };
         assert!(is_used("http://192.0.2.1:3128"), "{target}");
         assert_eq!(is_used("env"), target.host.starts_with("192."), "{target}");
+    }
+}
+
+/// Counts warnings.
+struct Warnings(Arc<AtomicU32>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn a_ca_of_the_proxy_that_cannot_be_read_is_news_once_and_not_with_each_attempt() {
+    let warnings = Arc::new(AtomicU32::new(0));
+    let _counted = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
+    let (pki, target) = (Pki::new(), GATEWAY.parse().unwrap());
+    // Nobody accepts there, so that each attempt ends after the file was looked at.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let files = ProxyFiles { ca: Some(pki.file("ca.crt")), credentials: None };
+    let proxy = format!("https://{address}").parse().unwrap();
+    let dialer = Dialer::with_environment(proxy, files, |_| None).unwrap();
+    let dialer = Dialer { timeouts: DialTimeouts { proxy: Duration::ZERO, ..dialer.timeouts }, ..dialer };
+    let good = fs::read_to_string(pki.file("ca.crt")).unwrap();
+    for (content, news) in [("broken", 1), (&good, 1), ("broken", 2)] {
+        pki.write("ca.crt", content);
+        for _ in 0..3 {
+            assert!(dialer.connect(&target, address).await.is_err());
+        }
+        assert_eq!(warnings.load(Relaxed), news);
     }
 }
