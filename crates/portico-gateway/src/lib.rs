@@ -125,7 +125,8 @@ impl Gateway {
     /// the `predecessor` where it had some for the same address. The `first` routes are in force before
     /// anything is accepted. Otherwise a client that waits in a socket of the predecessor would be refused,
     /// as if its cluster were unknown. Their NodePorts come last: a Service may ask for a port of the gateway
-    /// itself, and must not keep it from starting.
+    /// itself, and must not keep it from starting. Nothing is accepted before all are open: a gateway that
+    /// does not start leaves every client to its predecessor.
     pub fn start(
         config: Config,
         access: AccessLog,
@@ -178,6 +179,7 @@ impl Gateway {
         }
         // No route of the first table leads there any more.
         gateway.listeners().drop_inherited();
+        gateway.listeners().accept();
         Ok(gateway)
     }
 

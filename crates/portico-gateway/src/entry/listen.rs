@@ -33,6 +33,8 @@ pub(crate) struct Listeners {
     workers: Vec<(Arc<Worker>, Handle)>,
     keepalive: Keepalive,
     open: HashMap<Listener, OpenListener>,
+    /// False until every listener of the first table is open.
+    accepts: bool,
     /// Sockets a predecessor handed over that no listener has been opened on yet.
     inherited: Inherited,
 }
@@ -50,11 +52,12 @@ impl Listeners {
         keepalive: Keepalive,
         inherited: Inherited,
     ) -> Self {
-        Self { workers, keepalive, open: HashMap::new(), inherited }
+        Self { workers, keepalive, open: HashMap::new(), accepts: false, inherited }
     }
 
     /// Listens on `address` with every worker, on sockets of the predecessor if it listened exactly there.
-    /// Returns the address bound, which has the port where port 0 was asked for.
+    /// Returns the address bound, which has the port where port 0 was asked for. Nothing is accepted before
+    /// [`Self::accept`].
     pub(crate) fn open(&mut self, listener: Listener, address: SocketAddr) -> io::Result<SocketAddr> {
         if let Some(open) = self.open.get(&listener) {
             return Ok(open.address);
@@ -79,13 +82,21 @@ impl Listeners {
             let _entered = handle.enter();
             sockets.push(Arc::new(TcpListener::from_std(socket.into())?));
         }
+        let mut open = OpenListener { address, sockets, loops: Vec::new() };
         // Once nothing can fail any more: a loop that no listener knows would accept for ever.
-        let accept = |(socket, (worker, handle)): (&Arc<TcpListener>, &(Arc<Worker>, Handle))| {
-            handle.spawn(accept_loop(Arc::clone(worker), Arc::clone(socket), listener))
-        };
-        let loops = sockets.iter().zip(self.workers.iter().cycle()).map(accept).collect();
-        self.open.insert(listener, OpenListener { address, sockets, loops });
+        if self.accepts {
+            open.accept(listener, &self.workers);
+        }
+        self.open.insert(listener, open);
         Ok(address)
+    }
+
+    /// Begins to accept on each listener, those that are opened later included.
+    pub(crate) fn accept(&mut self) {
+        self.accepts = true;
+        for (listener, open) in &mut self.open {
+            open.accept(*listener, &self.workers);
+        }
     }
 
     /// Stops listening. Connections that were accepted stay.
@@ -126,6 +137,15 @@ impl Listeners {
     /// Where each open listener is bound.
     pub(crate) fn addresses(&self) -> Vec<(Listener, SocketAddr)> {
         self.open.iter().map(|(listener, open)| (*listener, open.address)).collect()
+    }
+}
+
+impl OpenListener {
+    fn accept(&mut self, listener: Listener, workers: &[(Arc<Worker>, Handle)]) {
+        let loops = self.sockets.iter().zip(workers.iter().cycle()).map(|(socket, (worker, handle))| {
+            handle.spawn(accept_loop(Arc::clone(worker), Arc::clone(socket), listener))
+        });
+        self.loops = loops.collect();
     }
 }
 

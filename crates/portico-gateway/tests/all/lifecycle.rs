@@ -2,13 +2,14 @@
 //! replaced.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::support::*;
-use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Offer, take_over};
+use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Listener, Offer, take_over};
 
 const HOST: &str = "a.example.com";
 
@@ -231,4 +232,31 @@ fn a_successor_takes_the_listeners_over_and_no_client_under_load_notices() {
     let mut byte = [0];
     watch.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     assert!(watch.read(&mut byte).is_err(), "the last connection is open and silent");
+}
+
+#[test]
+fn a_successor_that_cannot_have_all_listeners_takes_no_connection_from_its_predecessor() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("take-over.sock");
+    let [inherited, taken] = [(); 2].map(|()| TcpListener::bind(LOOPBACK).unwrap());
+    inherited.set_nonblocking(true).unwrap();
+    let [sni, tunnel] = [&inherited, &taken].map(|listener| listener.local_addr().unwrap());
+    let clients: Vec<_> = (0..50).map(|_| connect(sni)).collect();
+    // So often, since one that accepts too early may fail before the first connection is taken.
+    for _ in 0..300 {
+        let mut predecessor = block_on(async {
+            let offer = Offer::new(&path).unwrap();
+            let sockets = || Ok(vec![(Listener::Sni.to_string(), inherited.as_fd().try_clone_to_owned()?)]);
+            tokio::select! {
+                () = offer.serve(None, sockets) => panic!("no successor is ready"),
+                predecessor = take_over(&path) => predecessor.unwrap().unwrap(),
+            }
+        });
+        let config = Config { sni_listen: Some(sni), tunnel_listen: Some(tunnel), ..config() };
+        let access = AccessLog::start(AccessFormat::Off).unwrap();
+        let error = Gateway::start(config, access, None, Some(&mut predecessor)).unwrap_err();
+        assert!(error.to_string().contains("--tunnel-listen"), "{error}");
+    }
+    let waiting = inherited.incoming().take_while(Result::is_ok).count();
+    assert_eq!(waiting, clients.len());
 }
