@@ -15,7 +15,8 @@ const GROWTH: f64 = 1.5;
 const JITTER: f64 = 0.1;
 
 /// Attempts in a row, for each wanted server, that may lead to one that is connected already, because a load
-/// balancer draws at random. After that the servers that lack are out of reach, and waits grow.
+/// balancer draws at random. After that the servers that lack are out of reach, and waits grow. With
+/// `--sync-forever` they do not: draws go on while no server lacks.
 const DRAWS: u32 = 10;
 
 /// While a server is not there, the first wait is this part of the interval, and none is longer than the
@@ -49,11 +50,18 @@ pub(super) struct Pace {
     /// The next wait while a server is not there.
     absence: Duration,
     duplicates: u32,
+    sync_forever: bool,
 }
 
 impl Pace {
-    pub(super) fn new(interval: Duration, cap: Duration) -> Self {
-        Self { interval, cap: cap.max(interval), wait: interval, absence: interval / ABSENT, duplicates: 0 }
+    pub(super) fn new(interval: Duration, cap: Duration, sync_forever: bool) -> Self {
+        let (cap, absence) = (cap.max(interval), interval / ABSENT);
+        Self { interval, cap, wait: interval, absence, duplicates: 0, sync_forever }
+    }
+
+    /// The servers have changed: a draw may lead to another one again.
+    pub(super) fn draw_anew(&mut self) {
+        self.duplicates = 0;
     }
 
     /// The wait after an attempt. `random` is between 0 and 1.
@@ -68,7 +76,7 @@ impl Pace {
             }
             Attempt::Duplicate => {
                 self.duplicates = self.duplicates.saturating_add(1);
-                let is_drawing = self.duplicates <= DRAWS.saturating_mul(wanted);
+                let is_drawing = self.sync_forever || self.duplicates <= DRAWS.saturating_mul(wanted);
                 self.wait = if is_drawing { self.interval } else { grown };
                 self.wait
             }
@@ -120,7 +128,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn pace() -> Pace {
-        Pace::new(SECOND, 10 * SECOND)
+        Pace::new(SECOND, 10 * SECOND, false)
     }
 
     #[test]
@@ -163,6 +171,8 @@ mod tests {
         }
         let waits: Vec<_> = (0..8).map(|_| pace.after(Attempt::Duplicate, 3, 0.0)).collect();
         assert!(waits[0] > SECOND && waits[7] == 10 * SECOND, "{waits:?}");
+        pace.draw_anew();
+        assert_eq!(pace.after(Attempt::Duplicate, 3, 0.0), SECOND, "a server has been replaced");
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
     let settings = &shared.settings;
     let mut leases = leases::count(&shared);
     let mut supervisor = Supervisor {
-        pace: pool::Pace::new(settings.sync_interval, settings.sync_interval_cap),
+        pace: pool::Pace::new(settings.sync_interval, settings.sync_interval_cap, settings.sync_forever),
         sessions,
         tasks: JoinSet::new(),
         responses: 1,
@@ -98,9 +98,9 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
             Some(attempt) = supervisor.under_way.next() => ended = Some(supervisor.conclude(attempt)),
             () = sleep(pause) => {}
             // A session is lost: another server may be at its address.
-            () = lost(&mut supervisor.tasks) => supervisor.next_draw = None,
+            () = lost(&mut supervisor.tasks) => supervisor.draw_anew(),
             Ok(()) = draining.changed() => {}
-            () = leases.changed() => supervisor.next_draw = None,
+            () = leases.changed() => supervisor.draw_anew(),
         }
     }
 }
@@ -318,6 +318,12 @@ impl Supervisor {
         let pause = self.pace.after(Attempt::Duplicate, wanted, random());
         self.next_draw = Some(Instant::now() + pause);
         if self.trying.steps().failed.is_empty() { pause } else { Duration::ZERO }
+    }
+
+    /// The servers have changed: a draw may lead to another one again.
+    fn draw_anew(&mut self) {
+        self.next_draw = None;
+        self.pace.draw_anew();
     }
 
     fn conclude(&mut self, answered: Option<Answered>) -> Attempt {

@@ -17,6 +17,7 @@ use portico_dial::{Dialer, TokenFile};
 use portico_konnectivity::agent::{Agent, CountSource, Leases};
 use portico_lab::clock::Clock;
 use portico_lab::faulty_api::{Answer, FaultyApi};
+use portico_lab::pki::Pki;
 use portico_net::memory::Reservation;
 use portico_wire::konnectivity::{ConnectId, Packet};
 use tokio::net::{TcpListener, UdpSocket};
@@ -240,6 +241,45 @@ async fn with_sync_forever_servers_that_were_added_are_found() {
     settings.sync_forever = true;
     let agent = Agent::start(settings);
     let _first = server.connect().await;
+    until(|| agent.servers().len() == 2).await;
+}
+
+/// A balancer. It leads to each of two servers once, then to `one` for so many draws, and then to `two`.
+async fn balancer(pki: &Pki, count: u32, draws: usize) -> Server {
+    let says = |id| Says { count, ..Says::ours(id) };
+    let mut all = vec![says("one"), says("two")];
+    all.resize(2 + draws, says("one"));
+    all.push(says("two"));
+    Server::start(pki, &all).await
+}
+
+#[tokio::test]
+async fn with_sync_forever_draws_come_each_interval_for_ever_and_find_a_server_that_was_replaced() {
+    let pki = pki();
+    let mut server = balancer(&pki, 2, 100).await;
+    let mut settings = settings(&pki, &[server.address]);
+    settings.sync_forever = true;
+    settings.sync_interval_cap = Duration::from_secs(3_600);
+    let agent = Agent::start(settings);
+    let (_one, two) = (server.connect().await, server.connect().await);
+    until(|| agent.counters().duplicates.load(Relaxed) >= 50).await;
+    drop(two);
+    until(|| agent.counters().lost.load(Relaxed) == 1).await;
+    until(|| agent.servers().len() == 2).await;
+}
+
+#[tokio::test]
+async fn a_server_that_was_replaced_is_found_though_another_one_has_long_been_out_of_reach() {
+    let pki = pki();
+    let mut server = balancer(&pki, 3, 60).await;
+    let mut settings = settings(&pki, &[server.address]);
+    settings.sync_interval_cap = Duration::from_secs(3_600);
+    let agent = Agent::start(settings);
+    let (_one, two) = (server.connect().await, server.connect().await);
+    // Draws have become rare by then.
+    until(|| agent.counters().duplicates.load(Relaxed) >= 36).await;
+    drop(two);
+    until(|| agent.counters().lost.load(Relaxed) == 1).await;
     until(|| agent.servers().len() == 2).await;
 }
 
