@@ -7,9 +7,9 @@
 //! | `destHost` | with `ipv4`, `ipv6` or `host` | any that claims the dialled host |
 //!
 //! With `--route-cidr`, an address that nobody claims goes to the longest `cidr` around it (`destHost`).
-//! "Any" begins at random and passes over agents that drain, unless all do. Of an agent that has several
-//! streams, which it has for a moment when it finds a server twice, the oldest counts. Nothing here waits or
-//! reads a clock.
+//! "Any" begins at random and passes over agents that drain, unless all do. An agent has several streams for
+//! a moment when it finds a server twice, or has come back beside its dead one. The oldest counts, and the
+//! others after all other agents. Nothing here waits or reads a clock.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -113,7 +113,7 @@ impl<C: Candidate> Registry<C> {
         self.all.0.iter().any(|streams| streams[0].agent() == agent)
     }
 
-    /// The agent for `host`, none of `tried`. `start` is a random number.
+    /// The stream of the agent for `host`, none of `tried`. `start` is a random number.
     pub(crate) fn pick(&self, host: &str, start: usize, tried: &[Arc<C>]) -> Option<Arc<C>> {
         self.strategies.iter().find_map(|strategy| match strategy {
             Strategy::Default => self.all.pick(start, tried),
@@ -203,19 +203,26 @@ impl<C: Candidate> Agents<C> {
     fn pick(&self, start: usize, tried: &[Arc<C>]) -> Option<Arc<C>> {
         let count = self.0.len();
         let from = start.checked_rem(count)?;
-        let agents = (0..count).map(|offset| &self.0[(from + offset) % count]);
-        // The oldest, but for those that drain: the old pod of a node, beside the new one of the same name.
-        let first =
-            agents.map(|streams| streams.iter().find(|stream| !stream.is_draining()).unwrap_or(&streams[0]));
-        let fit = first.filter(|stream| !tried.iter().any(|known| Arc::ptr_eq(known, stream)));
-        let mut draining = None;
-        for stream in fit {
-            if !stream.is_draining() {
+        let mut less_fit: Option<((bool, bool), &Arc<C>)> = None;
+        for offset in 0..count {
+            let streams = &self.0[(from + offset) % count];
+            let is_tried = |stream: &Arc<C>| tried.iter().any(|known| Arc::ptr_eq(known, stream));
+            let mut left = streams.iter().filter(|stream| !is_tried(stream));
+            // The oldest, but for those that drain: the old pod of a node, beside the new one of its name.
+            let Some(stream) = left.clone().find(|stream| !stream.is_draining()).or_else(|| left.next())
+            else {
+                continue;
+            };
+            // An agent that has been tried may have come back by another stream, beside its own dead one.
+            let rank = (stream.is_draining(), streams.iter().any(is_tried));
+            if rank == (false, false) {
                 return Some(Arc::clone(stream));
             }
-            draining.get_or_insert(stream);
+            if less_fit.is_none_or(|(least, _)| rank < least) {
+                less_fit = Some((rank, stream));
+            }
         }
-        draining.cloned()
+        less_fit.map(|(_, stream)| Arc::clone(stream))
     }
 }
 

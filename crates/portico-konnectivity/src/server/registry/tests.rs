@@ -65,6 +65,13 @@ fn of_the_streams_of_one_agent_the_oldest_that_does_not_drain_counts() {
     let (first, second) = (agent("a", "host=x"), agent("a", "host=x"));
     let mut registry = registry(&[Strategy::DestHost, Strategy::Default], &[&first, &second]);
     assert!((0..9).all(|start| Arc::ptr_eq(&registry.pick("x", start, &[]).unwrap(), &first)));
+    let other = registry.pick("x", 0, &[Arc::clone(&first)]);
+    assert!(other.is_some_and(|other| Arc::ptr_eq(&other, &second)), "the first has been tried");
+    assert!(registry.pick("x", 0, &[Arc::clone(&first), Arc::clone(&second)]).is_none());
+    let another = agent("b", "host=x");
+    registry.add(&another);
+    assert!((0..9).all(|start| registry.pick("x", start, &[Arc::clone(&first)]).unwrap().name == "b"));
+    registry.remove(&another);
     first.draining.store(true, Relaxed);
     assert!((0..9).all(|start| Arc::ptr_eq(&registry.pick("x", start, &[]).unwrap(), &second)));
     second.draining.store(true, Relaxed);

@@ -128,6 +128,18 @@ async fn a_second_stream_of_an_agent_takes_nothing_from_the_first() {
 }
 
 #[tokio::test]
+async fn an_agent_whose_first_stream_is_dead_gets_dials_on_its_second() {
+    let rig = Rig::with(Mode::HttpConnect, |settings| settings.strategies = vec![Strategy::DestHost]).await;
+    let mut dead = rig.agent_with("a", "host=node", false).await;
+    let mut back = rig.agent_with("a", "host=node", false).await;
+    let mut frontend = rig.http("node:1").await;
+    dead.asked("node:1").await;
+    let clock = Clock::new();
+    clock.by(back.accepts("node:1", 1)).await;
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
 async fn a_server_that_drains_keeps_agents_and_connections_and_takes_no_dial() {
     let mut rig = Rig::start(Mode::HttpConnect).await;
     let mut agent = rig.agent("a").await;
