@@ -17,7 +17,7 @@ pub const VERSION: &str = "1";
 pub const NO_ROOM: &str = "the agent has no room: ";
 
 /// Longest name of an agent or server. It is held, and logged, with each. Names are those of nodes, or UUIDs.
-pub(crate) const LONGEST_NAME: usize = 512;
+pub const LONGEST_NAME: usize = 512;
 
 /// The path of the stream of a connection.
 pub const STREAM_PATH: &str = "/portico.Konnectivity/Stream";

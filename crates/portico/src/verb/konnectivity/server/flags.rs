@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, ValueEnum};
 use portico_konnectivity::server::{Binding, Strategy};
+use portico_konnectivity::streams::LONGEST_NAME;
 
 use crate::args::size;
 use crate::verb::konnectivity::flag_values::{OptionalFile, buffer, switch, time};
@@ -100,7 +101,8 @@ pub(super) struct AgentFlags {
         env = "PROXY_SERVER_ID",
         hide_env_values = true,
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        value_parser = id
     )]
     pub(super) server_id: String,
     /// How many servers there are, as agents are told
@@ -213,6 +215,14 @@ pub(super) struct IgnoredFlags {
     pub(super) kubeconfig_burst: Option<u32>,
     #[command(flatten)]
     pub(super) both: CommonIgnoredFlags,
+}
+
+/// A name that agents take; empty for one that is made up.
+fn id(text: &str) -> Result<String, String> {
+    if text.len() <= LONGEST_NAME && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("give up to {LONGEST_NAME} visible ASCII characters; agents get it in a header"))
 }
 
 /// In the order in which they are asked.

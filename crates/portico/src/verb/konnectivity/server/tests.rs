@@ -65,6 +65,17 @@ fn values_that_upstream_takes_are_taken() {
 }
 
 #[test]
+fn an_id_that_no_agent_takes_is_refused() {
+    let with_id = |id: &str| Cli::try_parse_from(["server", &format!("--server-id={id}")]);
+    for (id, is_fit) in [("", true), ("apiserver-0", true), ("apiserver-0\n", false), ("é", false)] {
+        assert_eq!(with_id(id).is_ok(), is_fit, "{id:?}");
+    }
+    assert!(with_id(&"n".repeat(512)).is_ok());
+    let refusal = with_id(&"n".repeat(513)).unwrap_err().to_string();
+    assert!(refusal.contains("--server-id") && refusal.contains("512"), "{refusal}");
+}
+
+#[test]
 fn labels_of_leases_are_pairs() {
     let flags = flags("--enable-lease-controller --lease-label=a=b,example.com/c=");
     let named = labels(&flags.leases.lease_label).unwrap();
