@@ -212,7 +212,7 @@ pub(super) struct IgnoredFlags {
     pub(super) kubeconfig_qps: Option<f32>,
     /// Without effect: reviews are bounded by themselves
     #[arg(long, hide = true)]
-    pub(super) kubeconfig_burst: Option<u32>,
+    pub(super) kubeconfig_burst: Option<i64>,
     #[command(flatten)]
     pub(super) both: CommonIgnoredFlags,
 }
