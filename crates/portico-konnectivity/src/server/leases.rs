@@ -29,6 +29,16 @@ const RENEW: Duration = Duration::from_secs(15);
 /// Between two attempts to renew, and the time limit of each step: two fit in before the Lease expires.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// What an operator gives to the user of `--kubeconfig`.
+const RIGHTS: &str =
+    "it needs get, list, create, update and delete on leases of coordination.k8s.io in that namespace";
+
+/// Whether the API server denies this user the request. Otherwise it is away, or not there yet: a sidecar
+/// starts before its API server, and ends after it.
+fn is_denied(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403))
+}
+
 /// The Lease of one server.
 pub struct ServerLease {
     api: Api<Lease>,
@@ -71,16 +81,16 @@ impl ServerLease {
 
     /// Returns whether a step succeeded.
     async fn does(&self, what: &'static str, step: impl Future<Output = kube::Result<()>>) -> bool {
-        let problem = match timeout(RETRY, step).await {
+        let (problem, is_denied) = match timeout(RETRY, step).await {
             Ok(Ok(())) => return true,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {RETRY:?}"),
+            Ok(Err(error)) => (error.to_string(), is_denied(&error)),
+            Err(_) => (format!("no answer within {RETRY:?}"), false),
         };
         self.counters().failed.fetch_add(1, Relaxed);
+        let remedy = if is_denied { RIGHTS } else { "a Lease that is not renewed runs out after 30 s" };
         tracing::warn!(
             lease = %self.name, error = %problem,
-            "the server cannot {what}; it needs get, list, create, update and delete on leases of \
-             coordination.k8s.io in that namespace, and agents count it by this Lease"
+            "the server cannot {what}; {remedy}, and agents count it by this Lease"
         );
         false
     }

@@ -5,6 +5,7 @@ mod any_sequence;
 mod connect;
 mod hostile;
 mod leaks;
+mod leases;
 mod proxy;
 mod sequences;
 mod streams;
