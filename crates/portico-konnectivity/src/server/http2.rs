@@ -179,16 +179,17 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (stream, mut turn) = batched(stream, Inbound::unauthenticated(), activity);
+    let mut stop = pin!(stop);
     let handshake = timeout_at(limits.deadline, builder(limits).handshake(stream));
     let mut connection = tokio::select! {
         shaken = handshake => shaken.map_err(|_| ConnectionError::TooSlow)??,
         () = peer.evicted(), if !peer.is_known() => return Err(Crowded.into()),
+        () = &mut stop => return Ok(()),
     };
     let window = connection_window(limits.streams, limits.stream_window);
     let mut is_limited = true;
     let (interval, wait) = limits.ping;
     let mut keep_alive = KeepAlive::new(connection.ping_pong(), interval, wait);
-    let mut stop = pin!(stop);
     let mut impatience = pin!(sleep_until(limits.deadline));
     let mut over = pin!(async {
         peer.over.notified().await;

@@ -8,7 +8,7 @@ use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Mode, Strategy};
 use portico_lab::clock::Clock;
 use portico_wire::konnectivity::{Code, ConnectId, Packet};
-use tokio::io::{copy_bidirectional, duplex};
+use tokio::io::{AsyncReadExt, copy_bidirectional, duplex};
 use tokio::net::UnixStream;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
@@ -183,6 +183,18 @@ async fn a_server_that_drains_does_not_wait_for_peers_that_are_no_agents() {
     assert!(begun.elapsed() < Duration::from_secs(5), "a stranger has ten");
     stranger.ends().await;
     assert_eq!(rig.status.agents().len(), 1, "agents stay");
+}
+
+#[tokio::test]
+async fn a_server_that_drains_does_not_wait_for_a_peer_that_says_no_more_than_tls() {
+    let mut rig = Rig::start(Mode::Grpc).await;
+    let mut stranger = rig.tls_to(rig.server.agent_address()).await.unwrap();
+    until(|| rig.status.memory().0 > 0).await;
+    let (clock, begun) = (Clock::new(), Instant::now());
+    assert_eq!(clock.by(rig.server.drain(PATIENCE)).await, 0);
+    assert!(begun.elapsed() < Duration::from_secs(5), "a stranger has ten");
+    // Its end, with or without a word.
+    let _ = patiently(stranger.read_to_end(&mut Vec::new())).await;
 }
 
 #[tokio::test]
