@@ -34,6 +34,9 @@ pub(crate) enum ConnectionError {
     /// It broke.
     #[error("{}", cause(.0))]
     Http(#[from] h2::Error),
+    /// Its peer closed it in order.
+    #[error("the peer left before it had said what it wants")]
+    Left,
     /// PING has no answer.
     #[error("the peer is silent and does not answer PING")]
     Silent,
@@ -55,7 +58,7 @@ impl ConnectionError {
     /// The label value for metrics, of a connection that became no agent's.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
-            Self::Http(_) => "http2",
+            Self::Http(_) | Self::Left => "http2",
             Self::Silent | Self::TooSlow => "silent",
             Self::Crowded(_) => "crowded",
             Self::Flood(_) | Self::Refused => "flood",
@@ -219,7 +222,8 @@ where
                 keep_alive.set(NATIVE_PING, NATIVE_PING);
             }
             accepted = accepted => match accepted? {
-                None => return Ok(()),
+                None if peer.is_known() => return Ok(()),
+                None => return Err(ConnectionError::Left),
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok((request, respond))) => {
                     start(request, respond);

@@ -127,6 +127,16 @@ async fn flood(stream: impl AsyncRead + AsyncWrite, frame: &[u8]) -> usize {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_in_order_before_it_is_an_agent_is_counted() {
+    let rig = rig().await;
+    let mut stream = rig.tls_to(rig.server.agent_address()).await.unwrap();
+    stream.write_all(&frames::opening(&[])).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let _ = patiently(stream.read_to_end(&mut Vec::new())).await;
+    until(|| refused(&rig, "http2") == 1).await;
+}
+
+#[tokio::test]
 async fn an_agent_that_answers_dials_that_nobody_asked_for_is_given_up() {
     let rig = rig().await;
     let (mut bystander, mut liar) = (Bystander::new(&rig).await, rig.agent("liar").await);
