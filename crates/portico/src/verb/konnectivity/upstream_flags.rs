@@ -83,3 +83,21 @@ fn every_flag_that_upstreams_programs_print_is_taken_with_its_default() {
         }
     }
 }
+
+#[test]
+fn the_manual_lists_the_flags_that_upstreams_programs_do_not_take() {
+    let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/konnectivity.md"));
+    let ours = Verb::augment_subcommands(clap::Command::new("konnectivity"));
+    for (part, heading) in [("agent", "## From upstream's agent"), ("server", "## From upstream's server")] {
+        let steps = manual.split_once(heading).unwrap().1;
+        let back = steps.split_once("**Back**").unwrap().1.split_once("\n\n").unwrap().0;
+        let theirs: Vec<String> = upstream(part).into_iter().map(|flag| flag.name).collect();
+        let command = ours.find_subcommand(part).unwrap();
+        // A hidden flag is for the manifests of another version of theirs.
+        let with_effect = command.get_arguments().filter(|arg| !arg.is_hide_set());
+        for name in with_effect.filter_map(Arg::get_long) {
+            let is_theirs = theirs.iter().any(|theirs| theirs == name);
+            assert!(is_theirs || back.contains(&format!("`--{name}`")), "{part}: --{name} is not listed");
+        }
+    }
+}
