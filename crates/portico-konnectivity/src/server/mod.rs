@@ -209,7 +209,7 @@ impl Status {
         &self.0.counters
     }
 
-    /// Whether a dial would find an agent.
+    /// Whether the first strategy has an agent, as upstream's server has it. Dials may go by another one.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.0.is_draining() && self.0.registry().is_ready()

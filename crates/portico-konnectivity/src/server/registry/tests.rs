@@ -139,6 +139,15 @@ fn an_agent_of_a_network_is_enough_to_be_ready_where_networks_are_routed() {
 }
 
 #[test]
+fn only_an_agent_of_the_first_strategy_makes_a_server_ready() {
+    let unnamed = agent("a", "");
+    let by_host_first = registry(&[Strategy::DestHost, Strategy::Default], &[&unnamed]);
+    assert!(!by_host_first.is_ready(), "as upstream");
+    assert_eq!(picked(&by_host_first, "x"), Some("a"));
+    assert!(registry(&[Strategy::Default, Strategy::DestHost], &[&unnamed]).is_ready());
+}
+
+#[test]
 fn an_identifier_that_is_repeated_counts_once() {
     let repeated = agent("a", "host=x&host=x&cidr=10.0.0.0/8&cidr=10.0.0.0/8");
     let mut registry = registry(&[Strategy::DestHost], &[&repeated]);

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 const HEALTH_INDEX: &str = "portico konnectivity server\n\n\
     /healthz             is the process alive\n\
-    /readyz              is an agent connected\n\
+    /readyz              has the first of --proxy-strategies an agent\n\
     /metrics             for Prometheus\n";
 
 const ADMIN_INDEX: &str = "portico konnectivity server\n\n\
@@ -48,7 +48,7 @@ impl Pages for HealthPages {
     }
 }
 
-/// Status and words are upstream's: 500 without an agent.
+/// Status and words are upstream's: 500 without an agent of the first strategy.
 fn readiness(status: &Status) -> Answer {
     if status.is_draining() {
         return text(StatusCode::INTERNAL_SERVER_ERROR, "the server is about to stop".into());
