@@ -153,6 +153,7 @@ async fn attempt(
         let Some(lookup) = trying.claim(target, None) else { continue };
         let resolved = shared.settings.to_servers.resolve(target).await;
         drop(lookup);
+        trying.note(target, None, resolved.as_ref().is_ok_and(|resolved| !resolved.addresses.is_empty()));
         // What this is for may be there by now.
         if !tries(&shared, &sessions) {
             return None;
@@ -173,7 +174,7 @@ async fn attempt(
         };
         let _claim = trying.claim(target, Some(address));
         let joined = join(&shared, target, address).await;
-        trying.note(target, address, joined.is_ok());
+        trying.note(target, Some(address), joined.is_ok());
         return answered(joined.map_err(AttemptError::from));
     }
     None
@@ -194,7 +195,8 @@ struct Trying(Arc<Mutex<Steps>>);
 #[derive(Default)]
 struct Steps {
     under_way: Vec<Step>,
-    /// Addresses where the last attempt failed, of those that their names had when they were last looked up.
+    /// Those that failed at the last attempt. Addresses are of those that their names had when they were last
+    /// looked up.
     failed: HashSet<Step>,
 }
 
@@ -231,9 +233,9 @@ impl Trying {
         steps.failed.iter().filter(|step| step.target == *target).filter_map(|step| step.address).collect()
     }
 
-    /// An attempt at `address` has succeeded, or failed.
-    fn note(&self, target: &Target, address: SocketAddr, has_succeeded: bool) {
-        let step = Step { target: target.clone(), address: Some(address) };
+    /// A step has succeeded, or failed.
+    fn note(&self, target: &Target, address: Option<SocketAddr>, has_succeeded: bool) {
+        let step = Step { target: target.clone(), address };
         let mut steps = self.steps();
         if has_succeeded {
             steps.failed.remove(&step)
@@ -312,8 +314,8 @@ impl Supervisor {
         self.attempts = self.attempts.wrapping_add(1);
     }
 
-    /// The wait after an attempt that led to a server which is connected already. Addresses that lead nowhere
-    /// do not wait for the next draw: each costs a handshake there, and none costs the servers anything.
+    /// The wait after an attempt that led to a server which is connected already. Steps that lead nowhere do
+    /// not wait for the next draw: each draw costs a server a handshake, and these cost it nothing.
     fn rest_from_draws(&mut self, wanted: u32) -> Duration {
         let pause = self.pace.after(Attempt::Duplicate, wanted, random());
         self.next_draw = Some(Instant::now() + pause);

@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
-use portico_dial::{Dialer, TokenFile};
+use portico_dial::{Dialer, Target, TokenFile};
 use portico_konnectivity::agent::{Agent, CountSource, Leases};
 use portico_lab::clock::Clock;
 use portico_lab::faulty_api::{Answer, FaultyApi};
@@ -281,6 +281,19 @@ async fn a_server_that_was_replaced_is_found_though_another_one_has_long_been_ou
     drop(two);
     until(|| agent.counters().lost.load(Relaxed) == 1).await;
     until(|| agent.servers().len() == 2).await;
+}
+
+#[tokio::test]
+async fn a_name_that_does_not_resolve_is_tried_on_beside_a_server_that_is_connected() {
+    let pki = pki();
+    let server = Server::start(&pki, &[Says::ours("one")]).await;
+    let mut settings = settings(&pki, &[server.address]);
+    // It fails at once, so that no look-up is under way during the wait after a draw.
+    settings.servers.push(Target { host: "no..name".into(), port: 8132 });
+    settings.sync_interval_cap = Duration::from_secs(3_600);
+    let agent = Agent::start(settings);
+    // Several fail during each handshake with the other server: long after draws have become rare.
+    until(|| agent.counters().join_failures.load(Relaxed) >= 300).await;
 }
 
 #[tokio::test]
