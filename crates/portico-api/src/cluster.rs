@@ -74,6 +74,16 @@ impl Cluster {
         self.metadata.has_finalizer(CONTROL_PLANE_FINALIZER)
     }
 
+    /// Returns the Cluster as it is once Portico has begun its control plane.
+    #[must_use]
+    pub fn begun(mut self) -> Self {
+        if !self.is_hosted() {
+            let finalizers = std::mem::take(&mut self.metadata.finalizers).into_iter();
+            self.metadata.finalizers = finalizers.chain([CONTROL_PLANE_FINALIZER.into()]).collect();
+        }
+        self
+    }
+
     /// Whether its etcd has held data, as its condition says for ever: everything else may be deleted with
     /// its namespace.
     pub fn has_held_data(&self) -> bool {

@@ -103,7 +103,7 @@ impl Facts<'_> {
     /// Namespace, configuration and policies: there before the first pod.
     fn foundation(&self) -> Vec<Value> {
         let cluster = self.scope.cluster;
-        let mut namespace = namespace(cluster).fields;
+        let mut namespace = namespace(&cluster.clone().begun()).fields;
         namespace["apiVersion"] = json!("v1");
         namespace["kind"] = json!("Namespace");
         if cluster.metadata.uid.is_empty()

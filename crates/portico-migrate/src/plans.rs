@@ -209,6 +209,10 @@ impl<'a> Objects<'a> {
         beside: &Beside<'_>,
     ) -> Plan {
         let mut cluster = alone(self.cluster, strategy, beside.record);
+        if beside.managed_by == ManagedBy::Hosted {
+            // A manifest does not say that.
+            cluster = cluster.begun();
+        }
         let published = std::mem::take(&mut cluster.status.address);
         // Names by port and by tunnel lead to the same place; that of a load balancer leads to that alone.
         let is_shared = |door| !strategy::of(door).has_load_balancer();

@@ -143,9 +143,11 @@ impl AssignedAddress {
             if self.users.is_only() {
                 interface::remove_others(&Host::open()?, &self.settings).await?;
             }
-            self.users.share().await
+            Ok(())
         };
-        if let Err(error) = removed.await {
+        let removed: io::Result<()> = removed.await;
+        // Whatever came of it: successors wait for that.
+        if let Err(error) = self.users.share().await.and(removed) {
             let interface = &self.settings.interface;
             tracing::warn!(%interface, %error, "cannot remove the addresses of earlier agents; they stay");
         }

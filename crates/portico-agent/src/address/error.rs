@@ -51,7 +51,8 @@ pub enum AddressError {
     },
     /// Other agents of this node cannot be known.
     #[error(
-        "cannot lock {}: {source}; its folder must be there and writable, or give --take-over another one",
+        "cannot lock {}, by which agents of a node know of each other: {source}; its folder must be there \
+         and writable to this process",
         path.display()
     )]
     Users {

@@ -1,10 +1,12 @@
 //! The agents of this node that may have connections by an address: the last one takes it away.
 //!
-//! Each holds a shared lock of one file (flock(2)) from before it takes its address until it ends. One that
-//! can lock the file for itself alone is the only one. The kernel ends the lock of a process that dies.
+//! Each holds a shared lock of one file (flock(2)) from before it takes its address until it has no
+//! connection any more. One that can lock the file for itself alone is the only one. The kernel ends the lock
+//! of a process that dies.
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,7 +31,8 @@ impl Users {
     /// The file cannot be made or locked, or another process keeps it locked for itself.
     pub(super) async fn join(path: Option<&Path>) -> io::Result<Self> {
         let Some(path) = path else { return Ok(Self(None)) };
-        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        // Whoever may open it may lock it.
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         let users = Self(Some(file));
         users.share().await?;
         Ok(users)
@@ -47,6 +50,10 @@ impl Users {
         loop {
             match flock(file, FlockOperation::NonBlockingLockShared) {
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => sleep(PAUSE).await,
+                Err(Errno::WOULDBLOCK) => {
+                    let why = "another process has kept it locked for 10 s: fuser -v names it";
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+                }
                 locked => return Ok(locked?),
             }
         }
@@ -69,7 +76,8 @@ mod tests {
         drop(second);
         assert!(first.is_only());
         let begun = Instant::now();
-        join().await.unwrap_err();
+        let error = join().await.unwrap_err().to_string();
+        assert!(error.contains("kept it locked for 10 s"), "{error}");
         assert!(begun.elapsed() >= PATIENCE, "the only one goes, and takes the address with it");
         drop(first);
         assert!(join().await.unwrap().is_only());

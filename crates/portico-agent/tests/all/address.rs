@@ -98,6 +98,13 @@ impl Agent {
             }
         });
         let status = reported.recv().unwrap()?;
+        // The kernel notes by and by that both ends of a pair are up.
+        wait::until("the interfaces to have a carrier", SOON, || {
+            let links = host.run(&["ip", "-o", "link"])?;
+            ensure!(!links.contains("NO-CARRIER"), "{links}");
+            Ok(())
+        })
+        .unwrap();
         Ok(Agent { status, end, thread })
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use proptest::prelude::*;
 
-use portico_api::annotations::{CONTROL_PLANE_FINALIZER, ENDPOINTS};
+use portico_api::annotations::ENDPOINTS;
 use portico_api::seed::Seed;
 
 use super::*;
@@ -28,10 +28,11 @@ impl Runs {
 
     fn cluster(self, spec: &str) -> Cluster {
         let mut cluster = cluster("a", spec);
-        let metadata = &mut cluster.metadata;
         match self {
-            Self::Portico => metadata.finalizers = [CONTROL_PLANE_FINALIZER.into()].into(),
-            Self::Elsewhere => _ = metadata.annotations.insert(ENDPOINTS.into(), "203.0.113.50:6443".into()),
+            Self::Portico => return cluster.begun(),
+            Self::Elsewhere => {
+                cluster.metadata.annotations.insert(ENDPOINTS.into(), "203.0.113.50:6443".into());
+            }
             Self::Kkp => {}
         }
         cluster

@@ -178,6 +178,12 @@ pub fn has_two_doors(managed_by: ManagedBy) -> bool {
     matches!(managed_by, ManagedBy::Hosted | ManagedBy::Elsewhere)
 }
 
+/// Whether `cluster`, as it runs now and without KKP, can have two doors at once. An order to host it that
+/// was not carried out changes nothing of how it runs.
+pub fn has_two_doors_now(cluster: &Cluster) -> bool {
+    cluster.is_hosted() || runs_elsewhere(cluster)
+}
+
 /// The manager of `cluster`'s control plane, as far as the Cluster says. `kkp` says whether KKP's controllers
 /// are at work. A Cluster that asks to be hosted counts as hosted: a manifest does not say what was begun.
 pub fn managed_by(cluster: &Cluster, kkp: bool) -> ManagedBy {

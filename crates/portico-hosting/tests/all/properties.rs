@@ -294,7 +294,7 @@ fn names_of_certificates_are_the_same_under_each_strategy() {
 fn services_lead_to_the_same_port_under_each_strategy() {
     let (seeds, configuration) = (seeds(), configuration());
     for strategy in ExposeStrategy::ALL {
-        let cluster = cluster("dedicated", &json!({"exposeStrategy": strategy.name()}));
+        let cluster = cluster("dedicated", &json!({"exposeStrategy": strategy.name()})).begun();
         let scope = usable(&cluster, &seeds, Some(&configuration)).unwrap();
         let inputs = Inputs {
             scope,

@@ -74,9 +74,11 @@ impl Pace {
                 self.wait = self.interval;
                 self.wait
             }
+            // Leaves waits after refusals as long as they are: no server that refuses is tried more often.
+            Attempt::Duplicate if self.sync_forever => self.interval,
             Attempt::Duplicate => {
                 self.duplicates = self.duplicates.saturating_add(1);
-                let is_drawing = self.sync_forever || self.duplicates <= DRAWS.saturating_mul(wanted);
+                let is_drawing = self.duplicates <= DRAWS.saturating_mul(wanted);
                 self.wait = if is_drawing { self.interval } else { grown };
                 self.wait
             }
@@ -173,6 +175,22 @@ mod tests {
         assert!(waits[0] > SECOND && waits[7] == 10 * SECOND, "{waits:?}");
         pace.draw_anew();
         assert_eq!(pace.after(Attempt::Duplicate, 3, 0.0), SECOND, "a server has been replaced");
+    }
+
+    #[test]
+    fn with_sync_forever_each_draw_waits_the_interval_and_refusals_wait_ever_longer() {
+        let mut pace = Pace::new(SECOND, 10 * SECOND, true);
+        for draw in 0..100 {
+            assert_eq!(pace.after(Attempt::Duplicate, 3, 0.0), SECOND, "draw {draw}");
+        }
+        let refused: Vec<_> = (0..8)
+            .map(|_| {
+                pace.after(Attempt::Duplicate, 3, 0.0);
+                pace.after(Attempt::Refused, 3, 0.0)
+            })
+            .collect();
+        assert!(refused[1] > SECOND && refused[7] == 10 * SECOND, "{refused:?}");
+        assert_eq!(pace.after(Attempt::Duplicate, 3, 0.0), SECOND);
     }
 
     #[test]

@@ -208,7 +208,10 @@ impl Context {
         cluster: &Cluster,
         served: &Served<Cluster>,
     ) -> Result<Option<Duration>, WriteError> {
-        if !deletion::is_held(cluster) {
+        // One that was begun and has lost its finalizer gets it again whatever is refused by now: by that its
+        // Services lead to it.
+        let is_there = || !self.ours_in(StatefulSet::KIND, &cluster.name().namespace()).is_empty();
+        if !deletion::is_held(cluster) && !is_there() {
             // Checked before the finalizer is set: a Cluster with it counts towards the quota.
             if let Some(message) = self.refusal(cluster) {
                 self.report(cluster, &State::bad(INVALID, message), None, false).await?;

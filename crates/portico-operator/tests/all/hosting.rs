@@ -854,6 +854,12 @@ async fn a_seed_hosts_as_many_clusters_as_it_is_told_and_the_next_waits_for_room
         ensure!(set["spec"]["template"].to_string().contains("last-restart"), "{set}");
         Ok(())
     });
+    patch(kubectl, &["cluster", "b"], &json!({"metadata": {"finalizers": []}}));
+    until("the mark of what is hosted to be back", || {
+        let cluster = kubectl.get(&["cluster", "b"])?;
+        ensure!(cluster["metadata"]["finalizers"] == json!(["portico.k8c.io/control-plane"]), "{cluster}");
+        Ok(())
+    });
     quota("1");
     // What cannot be read counts, also for an operator that has never read it.
     unreadable(kubectl, "b");

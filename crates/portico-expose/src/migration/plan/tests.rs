@@ -1,7 +1,6 @@
 //! What is printed for each two strategies and each [`ManagedBy`], three whole pages, and what holds for any
 //! plan.
 
-use portico_api::annotations::CONTROL_PLANE_FINALIZER;
 use portico_api::exposed_cluster::MigrationState;
 use portico_api::seed::Seed;
 use portico_api::strategy::ExposeStrategy::{LoadBalancer, NodePort, Tunneling};
@@ -48,7 +47,7 @@ impl Case {
         let annotation = annotation.map(|(key, value)| (key.into(), value.into()));
         cluster.metadata.annotations.extend(annotation);
         if managed_by == ManagedBy::Hosted {
-            cluster.metadata.finalizers = [CONTROL_PLANE_FINALIZER.into()].into();
+            cluster = cluster.begun();
         }
         Self { managed_by, cluster, seed: seed("north", "{}"), presented: None, now: None, has_image: None }
     }

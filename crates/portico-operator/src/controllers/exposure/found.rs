@@ -8,7 +8,7 @@ use portico_expose::doors::Doors;
 use portico_expose::exposure::{Found, doors_of_services};
 use portico_expose::inputs::{Ingress, Scope};
 use portico_expose::migration::Now;
-use portico_expose::migration::plan::{has_two_doors, managed_by};
+use portico_expose::migration::plan::has_two_doors_now;
 use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use serde_json::Value;
@@ -62,9 +62,7 @@ impl Context {
         Ok(recorded.map(|doors| {
             let moves = doors.now.second.is_none() && doors.now.first != wanted && cluster.may_migrate();
             // A cluster that can have only one door changes to the new one at once, as with KKP.
-            // What runs one that is not begun here listens on one port.
-            let is_begun = cluster.is_hosted() || !cluster.has_layout();
-            let at_once = moves && !(is_begun && has_two_doors(managed_by(cluster, false)));
+            let at_once = moves && !has_two_doors_now(cluster);
             if at_once { doors.moved_to(Now::settled(wanted)) } else { doors }
         }))
     }
