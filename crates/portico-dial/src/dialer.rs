@@ -153,6 +153,12 @@ impl Dialer {
         Ok(connected.ok_or_else(|| ConnectAnyError::NoAddress(target.clone()))??)
     }
 
+    /// Why the content of the file with the proxy's CA is not in force, as of the last attempt.
+    pub fn file_problem(&self) -> Option<String> {
+        let (_, ca) = self.hop.as_ref()?.tls.as_ref()?;
+        ca.lock().unwrap_or_else(PoisonError::into_inner).problem()
+    }
+
     fn hop_to(&self, target: &Target) -> Option<&Hop> {
         self.hop.as_ref().filter(|hop| !hop.exceptions.contains(target))
     }

@@ -368,5 +368,7 @@ async fn a_ca_of_the_proxy_that_cannot_be_read_is_news_once_and_not_with_each_at
             assert!(dialer.connect(&target, address).await.is_err());
         }
         assert_eq!(warnings.load(Relaxed), news);
+        let problem = dialer.file_problem();
+        assert_eq!(problem.is_some_and(|text| text.starts_with("CA of the proxy: ")), content == "broken");
     }
 }

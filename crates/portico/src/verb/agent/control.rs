@@ -60,6 +60,7 @@ pub(crate) async fn run(
         address.as_ref().map(|settings| settings.address),
         flags.plaintext_gateways().count(),
     ));
+    status.set_dialer(Arc::clone(&client.dialer));
     let take_over_path = flags.lifecycle.take_over.as_deref();
     let pages = Arc::new(AgentPages::new(Arc::clone(&status)));
     let admin = Admin::serve(flags.node.admin_listen, pages, take_over_path.is_some()).await?;

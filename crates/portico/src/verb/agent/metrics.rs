@@ -37,7 +37,7 @@ impl Collector for AgentMetrics {
         )?;
         let help = "Gateways configured that are reached without TLS.";
         out.one_gauge("agent_plaintext_gateways", help, None, status.plaintext_gateways as u64)?;
-        let help = "Files of the identity whose content cannot be used; what was read before is in force.";
+        let help = "Files whose content cannot be used; what was read before is in force.";
         out.one_gauge("agent_unusable_files", help, None, status.file_problems().len() as u64)?;
         write_address(status, &mut out)?;
         let Some(agent) = status.agent() else { return Ok(()) };

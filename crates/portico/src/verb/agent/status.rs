@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use portico_agent::Agent;
 use portico_agent::address::{self, Placement};
+use portico_dial::Dialer;
 use portico_tunnel::client::{IdentityState, TunnelState, TunnelStatus};
 
 /// The time in which a gateway says whether it accepts the identity, if it ever does: a round trip and a
@@ -28,6 +29,8 @@ pub(crate) struct Status {
     listening: AtomicBool,
     stopping: AtomicBool,
     file_problems: Mutex<Vec<String>>,
+    /// Its file is looked at as gateways are dialled.
+    dialer: OnceLock<Arc<Dialer>>,
 }
 
 /// One of the things that must be so for an agent to be ready.
@@ -53,6 +56,7 @@ impl Status {
             listening: AtomicBool::default(),
             stopping: AtomicBool::default(),
             file_problems: Mutex::default(),
+            dialer: OnceLock::new(),
         }
     }
 
@@ -88,9 +92,15 @@ impl Status {
         self.stopping.store(true, Relaxed);
     }
 
-    /// Files of the identity that cannot be used, with the reason.
+    /// Files that cannot be used, with the reason: of the identity, and the CA of the proxy.
     pub(crate) fn file_problems(&self) -> Vec<String> {
-        self.locked_file_problems().clone()
+        let of_proxy = self.dialer.get().and_then(|dialer| dialer.file_problem());
+        self.locked_file_problems().iter().cloned().chain(of_proxy).collect()
+    }
+
+    /// How gateways are dialled. Once in the life of a process.
+    pub(crate) fn set_dialer(&self, dialer: Arc<Dialer>) {
+        let _first_stays = self.dialer.set(dialer);
     }
 
     pub(crate) fn set_file_problems(&self, problems: Vec<String>) {

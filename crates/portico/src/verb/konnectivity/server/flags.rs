@@ -208,10 +208,10 @@ pub(super) struct IgnoredFlags {
     #[arg(long, hide = true)]
     pub(super) frontend_write_channel_size: Option<u32>,
     /// Without effect: reviews are bounded by themselves
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     pub(super) kubeconfig_qps: Option<f32>,
     /// Without effect: reviews are bounded by themselves
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, allow_negative_numbers = true)]
     pub(super) kubeconfig_burst: Option<i64>,
     #[command(flatten)]
     pub(super) both: CommonIgnoredFlags,

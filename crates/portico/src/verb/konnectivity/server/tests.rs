@@ -32,7 +32,7 @@ fn the_flags_of_existing_manifests_are_taken() {
          --keepalive-time=1h --frontend-keepalive-time=1h -v=4 --xfr-channel-size=10 \
          --backend-dial-timeout=0 --graceful-shutdown-timeout=30s \
          --proxy-strategies=destHost,default --warn-on-channel-limit --cluster-ca-cert= --server-ca-cert= \
-         --kubeconfig-qps=-1 --kubeconfig-burst=-1",
+         --kubeconfig-qps -1 --kubeconfig-burst -1",
     );
     assert_eq!(flags.agents.proxy_strategies, [Strategy::DestHost, Strategy::Default]);
     let settings = flags.settings();
