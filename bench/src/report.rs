@@ -40,17 +40,34 @@ pub(crate) struct Row {
     pub(crate) samples: BTreeMap<&'static str, Vec<f64>>,
     /// Why a proxy has no figure, or what its figure means, by proxy.
     pub(crate) notes: BTreeMap<&'static str, String>,
+    /// Whether Portico failed here, so that no figure of it can hold the bar.
+    pub(crate) failed: bool,
 }
 
 impl Row {
     /// A line without figures yet.
     pub(crate) fn new(name: impl Into<String>, unit: &'static str, bar: Bar) -> Self {
-        Self { name: name.into(), unit, bar, samples: BTreeMap::new(), notes: BTreeMap::new() }
+        Self { name: name.into(), unit, bar, samples: BTreeMap::new(), notes: BTreeMap::new(), failed: false }
     }
 
     /// Adds a figure.
     pub(crate) fn add(&mut self, proxy: &'static str, sample: f64) {
         self.samples.entry(proxy).or_default().push(sample);
+    }
+
+    /// Adds to what is said of a proxy's figure.
+    pub(crate) fn note(&mut self, proxy: &'static str, text: &str) {
+        let note = self.notes.entry(proxy).or_default();
+        if !note.is_empty() {
+            note.push_str(", ");
+        }
+        note.push_str(text);
+    }
+
+    /// Notes that a proxy did not do its work. A row in which Portico failed does not hold.
+    pub(crate) fn fail(&mut self, proxy: &'static str, reason: &str) {
+        self.failed |= proxy == US;
+        self.note(proxy, reason);
     }
 
     /// The median of a proxy's figures.
@@ -66,9 +83,10 @@ impl Row {
         Some([quantile(&ratios, 0.25)?, quantile(&ratios, 0.5)?, quantile(&ratios, 0.75)?])
     }
 
-    /// Whether the promise holds; `None` without a promise or a figure.
+    /// Whether the promise holds; `None` without a promise, or with neither figure nor failure.
     pub(crate) fn holds(&self) -> Option<bool> {
         match self.bar {
+            Bar::Times { .. } | Bar::AtMost(_) if self.failed => Some(false),
             Bar::Times { peer, factor } => self.ratio(peer).map(|[_, median, _]| median <= factor),
             Bar::AtMost(most) => self.median(US).map(|median| median <= most),
             Bar::Open => None,
@@ -206,6 +224,20 @@ mod tests {
         let mut row = Row::new("idle", "bytes", Bar::AtMost(2048.0));
         row.add("nginx", 14_600.0);
         assert_eq!(row.holds(), None);
+    }
+
+    #[test]
+    fn a_row_that_portico_fails_does_not_hold_whatever_its_figures_are() {
+        for bar in [Bar::Times { peer: "nginx", factor: 1.0 }, Bar::AtMost(2.0)] {
+            let mut row = Row::new("round trip beside an attack", "p99 ÷ at rest", bar);
+            row.fail("nginx", "breaks");
+            assert_eq!(row.holds(), None, "the failure of a peer is no matter of the bar");
+            row.fail("Portico", "breaks");
+            assert_eq!(row.holds(), Some(false));
+            row.add("Portico", 1.0);
+            row.add("nginx", 1.0);
+            assert_eq!(row.holds(), Some(false));
+        }
     }
 
     #[test]

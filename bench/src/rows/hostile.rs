@@ -169,12 +169,12 @@ impl Table {
         Ok(())
     }
 
-    /// A proxy that dies or cuts connections has no figure, but a reason.
+    /// A proxy that dies or cuts connections has no figure, but a reason, and holds no bar.
     fn broken(&mut self, proxy: &'static str, error: &anyhow::Error) {
         eprintln!("  {proxy}: {error:#}");
         for row in [&mut self.connections, &mut self.round_trips, &mut self.memory] {
             row.samples.remove(proxy);
-            row.notes.insert(proxy, "breaks".to_owned());
+            row.fail(proxy, "breaks");
         }
     }
 }
@@ -182,4 +182,19 @@ impl Table {
 fn p99(times: &[Duration]) -> Result<f64> {
     let seconds: Vec<_> = times.iter().map(Duration::as_secs_f64).collect();
     quantile(&seconds, 0.99).context("no request of a slice was answered")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_that_breaks_in_its_last_visit_has_no_figure_and_holds_no_bar() {
+        let mut table = Table::new(Kind::HalfFrames);
+        table.connections.add("Portico", 1.0);
+        table.broken("Portico", &anyhow::anyhow!("the proxy ended an established connection"));
+        for row in [table.connections, table.round_trips] {
+            assert_eq!((row.median("Portico"), row.holds()), (None, Some(false)));
+        }
+    }
 }

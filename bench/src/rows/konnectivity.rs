@@ -191,7 +191,9 @@ fn stopped(bench: &Bench, makes: &Makes, mode: Mode<'_>) -> Result<Vec<Row>> {
             quantile(&micros, 0.99).context("a slice is long enough for a round trip")
         };
         let Some(alone) = round_trips(&socket, &message, length)? else {
-            p99.notes.insert(column, "stands still undisturbed".to_owned());
+            for row in [&mut p99, &mut ratio] {
+                row.fail(column, "stands still undisturbed");
+            }
             continue;
         };
         let stopped = pair.front.stop_reading(STOPPED, Order::Send(ENDLESS))?;
@@ -202,7 +204,11 @@ fn stopped(bench: &Bench, makes: &Makes, mode: Mode<'_>) -> Result<Vec<Row>> {
                 p99.add(column, beside);
                 ratio.add(column, beside / alone);
             }
-            None => drop(p99.notes.insert(column, "stands still".to_owned())),
+            None => {
+                for row in [&mut p99, &mut ratio] {
+                    row.fail(column, "stands still");
+                }
+            }
         }
         drop(stopped);
     }
