@@ -70,6 +70,13 @@ impl Row {
         self.note(proxy, reason);
     }
 
+    /// Notes failed requests. They are in no figure, so one is enough for the row not to hold.
+    pub(crate) fn count_failures(&mut self, proxy: &'static str, count: u64) {
+        if count > 0 {
+            self.fail(proxy, &format!("{count} failed"));
+        }
+    }
+
     /// The median of a proxy's figures.
     pub(crate) fn median(&self, proxy: &str) -> Option<f64> {
         quantile(self.samples.get(proxy)?, 0.5)
@@ -238,6 +245,17 @@ mod tests {
             row.add("nginx", 1.0);
             assert_eq!(row.holds(), Some(false));
         }
+    }
+
+    #[test]
+    fn a_quick_answer_to_most_requests_does_not_make_up_for_one_that_failed() {
+        let mut row = Row::new("new connection beside an attack", "p99 ÷ at rest", Bar::AtMost(2.0));
+        row.add("Portico", 1.0);
+        row.count_failures("Portico", 0);
+        assert_eq!(row.holds(), Some(true));
+        row.count_failures("Portico", 1);
+        assert_eq!(row.holds(), Some(false));
+        assert_eq!(row.notes["Portico"], "1 failed");
     }
 
     #[test]

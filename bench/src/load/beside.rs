@@ -26,17 +26,14 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Connects and sends the hello; `None` if the connection broke at once, which is counted.
+    /// Connects and sends the hello; `None` if the connection broke at once.
     pub(crate) fn knock(&mut self, hello: &[u8], token: usize) -> Result<Option<Greeting>> {
-        let Ok(greeting) = Greeting::start(&mut self.dialer, self.proxy, hello) else {
-            self.failed("connections")?;
-            return Ok(None);
-        };
+        let Ok(greeting) = Greeting::start(&mut self.dialer, self.proxy, hello) else { return Ok(None) };
         self.watch.add(&greeting.socket, token, EventFlags::IN)?;
         Ok(Some(greeting))
     }
 
-    /// Counts a failure; an error if they are too many.
+    /// Counts a failed request; an error if they are too many.
     pub(crate) fn failed(&mut self, what: &str) -> Result<()> {
         self.work.failed(what, self.proxy)
     }
@@ -56,7 +53,7 @@ pub(crate) struct Findings {
     pub(crate) connections: Vec<Duration>,
     /// How long round trips took.
     pub(crate) round_trips: Vec<Duration>,
-    /// Connections of either kind that failed.
+    /// New connections that failed; a broken round trip ends the slice.
     pub(crate) failures: u64,
     /// What became of the crowd.
     pub(crate) crowd: Count,

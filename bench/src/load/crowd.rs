@@ -78,6 +78,8 @@ impl<'a> Crowd<'a> {
                 self.waiting[client] = Some(Attempt { greeting, received: 0 });
                 self.count.waiting += 1;
                 self.count.most_waiting = self.count.most_waiting.max(self.count.waiting);
+            } else {
+                self.count.unanswered += 1;
             }
         }
         Ok(())

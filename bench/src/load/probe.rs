@@ -89,10 +89,12 @@ impl<'a> Connections<'a> {
         while let Some(&slot) = self.free.last() {
             let Some(due) = self.pace.take(now) else { break };
             let hello = self.hellos.next().context("there is at least one healthy cluster")?;
-            if let Some(greeting) = door.knock(hello, slot)? {
-                self.open[slot] = Some(Opened { greeting, due, closing: false });
-                self.free.pop();
-            }
+            let Some(greeting) = door.knock(hello, slot)? else {
+                door.failed("connections")?;
+                continue;
+            };
+            self.open[slot] = Some(Opened { greeting, due, closing: false });
+            self.free.pop();
         }
         Ok(())
     }

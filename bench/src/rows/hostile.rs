@@ -163,9 +163,7 @@ impl Table {
     fn add(&mut self, proxy: &'static str, rest: &Findings, beside: &Findings) -> Result<()> {
         self.connections.add(proxy, p99(&beside.connections)? / p99(&rest.connections)?);
         self.round_trips.add(proxy, p99(&beside.round_trips)? / p99(&rest.round_trips)?);
-        if beside.failures > 0 {
-            self.connections.notes.insert(proxy, format!("{} failed", beside.failures));
-        }
+        self.connections.count_failures(proxy, beside.failures);
         Ok(())
     }
 

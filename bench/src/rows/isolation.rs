@@ -65,9 +65,10 @@ struct Subject {
     crowds: [Option<Vec<u8>>; 3],
     /// Process memory before the first crowd came.
     memory: u64,
-    /// Requests that failed, clients of the answering cluster without their answer, clients held for more
-    /// than a period.
+    /// Requests to other clusters that failed.
     failures: u64,
+    /// Clients of the answering cluster without their answer, clients of either held for more than a period.
+    unserved: u64,
     /// Clients of the black hole held at the same time.
     most_waiting: usize,
 }
@@ -129,6 +130,7 @@ impl Subject {
             one,
             memory: 0,
             failures: 0,
+            unserved: 0,
             most_waiting: 0,
         };
         let mut slice = subject.slice(Beside::Nobody)?;
@@ -155,10 +157,11 @@ impl Subject {
         let most = rising.max(process::memory_bytes(pid)?);
         let findings = slice.finish()?;
         let crowd = findings.crowd;
-        self.failures += findings.failures + crowd.skipped;
+        self.failures += findings.failures;
+        self.unserved += crowd.skipped;
         match beside {
             Beside::Nobody => {}
-            Beside::Answered => self.failures += crowd.unanswered,
+            Beside::Answered => self.unserved += crowd.unanswered,
             Beside::BlackHole => {
                 ensure!(crowd.answered == 0, "{} answered for a black hole: it is none", self.one.name);
                 self.most_waiting = self.most_waiting.max(crowd.most_waiting);
@@ -222,7 +225,7 @@ impl Kind {
             for row in [&mut self.to_alone, &mut self.to_answered] {
                 let samples = row.samples.get(proxy).map_or(&[][..], Vec::as_slice);
                 if let (Some(low), Some(high)) = (quantile(samples, 0.25), quantile(samples, 0.75)) {
-                    row.notes.insert(proxy, format!("{low:.2}–{high:.2}"));
+                    row.note(proxy, &format!("{low:.2}–{high:.2}"));
                 }
             }
             self.tell(proxy);
@@ -271,12 +274,12 @@ impl Table {
     fn finish(mut self, subjects: &[Subject]) -> Vec<Row> {
         let proxies: Vec<_> = subjects.iter().map(|subject| subject.one.name).collect();
         for subject in subjects {
-            let waited = format!("{} held", subject.most_waiting);
-            self.memory.notes.insert(subject.one.name, waited);
-            if subject.failures > 0 {
-                let failed = format!("{} failed", subject.failures);
-                self.connections.p99.notes.insert(subject.one.name, failed);
+            let name = subject.one.name;
+            self.memory.note(name, &format!("{} held", subject.most_waiting));
+            if subject.unserved > 0 {
+                self.memory.note(name, &format!("{} of the crowd unserved", subject.unserved));
             }
+            self.connections.to_answered.count_failures(name, subject.failures);
         }
         let mut rows = Vec::from(self.connections.finish(&proxies));
         rows.extend(self.round_trips.finish(&proxies));

@@ -62,11 +62,10 @@ pub(crate) fn measure<T: Processes>(
     }
     eprintln!("\r  {}: {} rounds done  ", row.name, bench.rounds.count);
     for ((participant, &count), used) in participants.iter().zip(&failures).zip(&used) {
-        let failed = (count > 0).then(|| format!("{count} failed"));
-        let notes: Vec<_> = share_of_the_second(used).into_iter().chain(failed).collect();
-        if !notes.is_empty() {
-            row.notes.insert(participant.name, notes.join(", "));
+        if let Some(share) = share_of_the_second(used) {
+            row.note(participant.name, &share);
         }
+        row.count_failures(participant.name, count);
     }
     Ok(())
 }
