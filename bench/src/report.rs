@@ -9,6 +9,8 @@ use serde::Serialize;
 const COLUMNS: [&str; 7] =
     ["nginx", "HAProxy", "Envoy", "upstream", "Portico's server", "Portico's agent", US];
 const US: &str = "Portico";
+/// The columns that must keep a bar. Beside Portico's agent, upstream's server decides what others wait for.
+const JUDGED: [&str; 2] = ["Portico's server", US];
 
 /// What Portico promises for a row (design, "Numbers we hold ourselves to").
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -40,7 +42,7 @@ pub(crate) struct Row {
     pub(crate) samples: BTreeMap<&'static str, Vec<f64>>,
     /// Why a proxy has no figure, or what its figure means, by proxy.
     pub(crate) notes: BTreeMap<&'static str, String>,
-    /// Whether Portico failed here, so that no figure of it can hold the bar.
+    /// Whether one of the [`JUDGED`] failed here, so that no figure can hold the bar.
     pub(crate) failed: bool,
 }
 
@@ -66,7 +68,7 @@ impl Row {
 
     /// Notes that a proxy did not do its work. A row in which Portico failed does not hold.
     pub(crate) fn fail(&mut self, proxy: &'static str, reason: &str) {
-        self.failed |= proxy == US;
+        self.failed |= JUDGED.contains(&proxy);
         self.note(proxy, reason);
     }
 
@@ -95,7 +97,10 @@ impl Row {
         match self.bar {
             Bar::Times { .. } | Bar::AtMost(_) if self.failed => Some(false),
             Bar::Times { peer, factor } => self.ratio(peer).map(|[_, median, _]| median <= factor),
-            Bar::AtMost(most) => self.median(US).map(|median| median <= most),
+            Bar::AtMost(most) => {
+                let worst = JUDGED.into_iter().filter_map(|column| self.median(column)).reduce(f64::max);
+                worst.map(|worst| worst <= most)
+            }
             Bar::Open => None,
         }
     }
@@ -256,6 +261,18 @@ mod tests {
         row.count_failures("Portico", 1);
         assert_eq!(row.holds(), Some(false));
         assert_eq!(row.notes["Portico"], "1 failed");
+    }
+
+    #[test]
+    fn porticos_server_keeps_the_bar_with_an_agent_of_upstreams_too() {
+        let mut row = Row::new("beside four stopped readers", "p99 ÷ undisturbed", Bar::AtMost(2.0));
+        row.add("Portico", 1.0);
+        row.add("Portico's server", 1.2);
+        row.add("Portico's agent", 50.0);
+        row.fail("Portico's agent", "stands still");
+        assert_eq!(row.holds(), Some(true), "upstream's server is no program of ours");
+        row.samples.insert("Portico's server", vec![50.0]);
+        assert_eq!(row.holds(), Some(false));
     }
 
     #[test]
