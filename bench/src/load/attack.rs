@@ -22,8 +22,6 @@ use super::Dialer;
 const HELD: usize = 4_000;
 /// A proxy that takes no bytes for so long gets another connection.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The attacker's address: all come from one.
-const SOURCE: Ipv4Addr = Ipv4Addr::new(127, 9, 1, 1);
 /// Streams of a connection: as many as a proxy commonly admits.
 const STREAMS: u32 = 1_000;
 /// The largest frame that every HTTP/2 server must take (RFC 9113 section 6.5.2).
@@ -99,10 +97,11 @@ pub(crate) struct Attack {
 }
 
 impl Attack {
-    /// Begins.
-    pub(crate) fn start(kind: Kind, target: Target) -> Result<Self> {
+    /// Begins. All of its connections come from `source`. No other attack of the last minute may have come
+    /// from there: what is closed holds its port for so long, towards every destination.
+    pub(crate) fn start(kind: Kind, source: Ipv4Addr, target: Target) -> Result<Self> {
         let stop = Arc::new(AtomicBool::default());
-        let attacker = Attacker { kind, target, stop: Arc::clone(&stop), dialer: Dialer::from_one(SOURCE) };
+        let attacker = Attacker { kind, target, stop: Arc::clone(&stop), dialer: Dialer::from_one(source) };
         let thread = std::thread::Builder::new()
             .name("attack".into())
             .spawn(move || attacker.run())

@@ -6,6 +6,7 @@
 //! there before. No proxy asks for a certificate: Envoy's gateway admits everybody then, as KKP's does, and
 //! has its overload manager with a heap of 256 MiB; Portico asks for a token.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,7 @@ pub(crate) fn rows(bench: &Bench) -> Result<Vec<Row>> {
 
 /// A proxy under attack.
 struct Subject {
+    number: u8,
     name: &'static str,
     running: Attacked,
     hello: Vec<u8>,
@@ -82,7 +84,7 @@ impl Subject {
             (_, None) => return Ok(None),
             (_, Some(agent)) => Attacked::ByTunnel(Box::new(Pair::start(agent, running()?)?)),
         };
-        Ok(Some(Self { name: proxy.name(), running, hello }))
+        Ok(Some(Self { number: u8::try_from(number)?, name: proxy.name(), running, hello }))
     }
 
     fn visit(
@@ -99,7 +101,7 @@ impl Subject {
         let greeting = client_hello(&bench.clusters(1)[0].host, Order::Echo);
         let hellos = std::slice::from_ref(&self.hello);
         let length = bench.rounds.slice * SLICES;
-        for _ in 0..bench.rounds.count.div_ceil(ROUNDS_A_VISIT) {
+        for visit in 0..bench.rounds.count.div_ceil(ROUNDS_A_VISIT) {
             let established =
                 greet_all(door, &vec![greeting.clone(); pingpong::CONNECTIONS], pingpong::CONNECTIONS)?;
             let slice = |attack: Option<Attack>| -> Result<Findings> {
@@ -114,7 +116,8 @@ impl Subject {
             let rest = slice(None)?;
             process::forget_peak(gateway)?;
             let before = process::peak(gateway)?;
-            let attack = Attack::start(kind, self.target(bench, kind, stranger))?;
+            let source = Ipv4Addr::new(127, 10 + kind as u8, self.number, u8::try_from(visit)?);
+            let attack = Attack::start(kind, source, self.target(bench, kind, stranger))?;
             let beside = slice(Some(attack)).and_then(|beside| table.add(self.name, &rest, &beside));
             if let Err(error) = beside {
                 table.broken(self.name, &error);
