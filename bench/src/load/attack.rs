@@ -67,6 +67,17 @@ impl Kind {
         }
     }
 
+    /// Connections in this time without which there was no attack. Silent ones have half of their pace; how
+    /// many others come about is up to the proxy.
+    fn least(self, length: Duration) -> u64 {
+        match self {
+            Self::SilentBySni | Self::SilentByTunnel => {
+                (length.as_secs_f64() / self.pace().as_secs_f64() / 2.0) as u64
+            }
+            _ => 1,
+        }
+    }
+
     /// Between two connections.
     fn pace(self) -> Duration {
         match self {
@@ -92,8 +103,10 @@ pub(crate) struct Target {
 
 /// An attack under way. Ends when dropped.
 pub(crate) struct Attack {
+    kind: Kind,
+    begun: Instant,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<u64>>,
 }
 
 impl Attack {
@@ -101,19 +114,36 @@ impl Attack {
     /// from there: what is closed holds its port for so long, towards every destination.
     pub(crate) fn start(kind: Kind, source: Ipv4Addr, target: Target) -> Result<Self> {
         let stop = Arc::new(AtomicBool::default());
-        let attacker = Attacker { kind, target, stop: Arc::clone(&stop), dialer: Dialer::from_one(source) };
+        let dialer = Dialer::from_one(source);
+        let attacker = Attacker { kind, target, stop: Arc::clone(&stop), dialer, begun: 0 };
         let thread = std::thread::Builder::new()
             .name("attack".into())
             .spawn(move || attacker.run())
             .context("cannot start the attacker's thread")?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { kind, begun: Instant::now(), stop, thread: Some(thread) })
+    }
+
+    /// Ends it; how many connections were begun. An error if they were too few to attack anything.
+    pub(crate) fn end(mut self) -> Result<u64> {
+        let begun = self.stop().and_then(|thread| thread.join().ok()).context("the attacker panicked")?;
+        let length = self.begun.elapsed();
+        ensure!(
+            begun >= self.kind.least(length),
+            "{begun} connections in {length:.1?}: there was no attack by {}",
+            self.kind.name()
+        );
+        Ok(begun)
+    }
+
+    fn stop(&mut self) -> Option<JoinHandle<u64>> {
+        self.stop.store(true, Relaxed);
+        self.thread.take()
     }
 }
 
 impl Drop for Attack {
     fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.stop() {
             // A panic there has been printed.
             let _ = thread.join();
         }
@@ -135,10 +165,12 @@ struct Attacker {
     target: Target,
     stop: Arc<AtomicBool>,
     dialer: Dialer,
+    begun: u64,
 }
 
 impl Attacker {
-    fn run(mut self) {
+    /// Goes on until it is stopped; how many connections were begun.
+    fn run(mut self) -> u64 {
         if let Err(error) = give_way() {
             eprintln!("  the attacker takes time of the measured clients: {error:#}");
         }
@@ -158,11 +190,13 @@ impl Attacker {
                 None => next = Instant::now(),
             }
         }
+        self.begun
     }
 
     /// Does its work on one connection, which lasts for as long as what is returned.
     fn connect(&mut self) -> Result<Box<dyn Send>> {
         let socket = TcpStream::from(self.dialer.dial(self.target.address)?);
+        self.begun += 1;
         if matches!(self.kind, Kind::SilentBySni | Kind::SilentByTunnel) {
             return Ok(Box::new(socket));
         }
@@ -209,5 +243,37 @@ impl Attacker {
             while client.receive().is_ok_and(|frame| frame.is_some()) {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rustls::RootCertStore;
+    use rustls::crypto::aws_lc_rs::default_provider;
+
+    use super::*;
+
+    #[test]
+    fn an_attack_that_gets_no_port_is_an_error() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port());
+        let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+        let builder = builder.with_safe_default_protocol_versions().unwrap();
+        let tls = Arc::new(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+        let target = Target { address, authority: String::new(), tls };
+        let not_ours = Ipv4Addr::new(203, 0, 113, 1);
+        let attack = Attack::start(Kind::SilentBySni, not_ours, target).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let error = attack.end().unwrap_err();
+        assert!(error.to_string().starts_with("0 connections"), "{error:#}");
+    }
+
+    #[test]
+    fn half_of_the_pace_of_silent_connections_is_an_attack_and_less_is_none() {
+        let second = Duration::from_secs(1);
+        assert_eq!(Kind::SilentBySni.least(second), 819);
+        assert_eq!(Kind::WindowStorm.least(second), 1);
     }
 }

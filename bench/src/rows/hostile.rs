@@ -104,24 +104,30 @@ impl Subject {
         for visit in 0..bench.rounds.count.div_ceil(ROUNDS_A_VISIT) {
             let established =
                 greet_all(door, &vec![greeting.clone(); pingpong::CONNECTIONS], pingpong::CONNECTIONS)?;
-            let slice = |attack: Option<Attack>| -> Result<Findings> {
+            let slice = |attack: Option<Attack>| -> Result<(Findings, Result<u64>)> {
                 let mut slice = Slice::begin(door, hellos, &established, None)?;
                 slice.run(HEIGHT)?;
                 slice.record();
                 slice.run(length)?;
                 // Ends before the slice does, or its last requests would be counted as beside it.
-                drop(attack);
-                slice.finish()
+                let begun = attack.map_or(Ok(0), Attack::end);
+                Ok((slice.finish()?, begun))
             };
-            let rest = slice(None)?;
+            let (rest, _) = slice(None)?;
             process::forget_peak(gateway)?;
             let before = process::peak(gateway)?;
             let source = Ipv4Addr::new(127, 10 + kind as u8, self.number, u8::try_from(visit)?);
             let attack = Attack::start(kind, source, self.target(bench, kind, stranger))?;
-            let beside = slice(Some(attack)).and_then(|beside| table.add(self.name, &rest, &beside));
-            if let Err(error) = beside {
-                table.broken(self.name, &error);
-                return Ok(());
+            let beside = slice(Some(attack)).and_then(|(beside, begun)| {
+                table.add(self.name, &rest, &beside)?;
+                Ok(begun)
+            });
+            match beside {
+                Ok(begun) => eprintln!("  {}: {} connections, {}", self.name, begun?, kind.name()),
+                Err(error) => {
+                    table.broken(self.name, &error);
+                    return Ok(());
+                }
             }
             let grown = process::peak(gateway)?.saturating_sub(before);
             table.memory.add(self.name, grown as f64 / 1e6);
