@@ -105,7 +105,9 @@ impl Client {
         let socket = &self.greeting.socket;
         if self.closing {
             return match receive(socket, scratch) {
-                Ok(Some(0)) | Err(_) => Progress::Done,
+                Ok(Some(0)) => Progress::Done,
+                // A reset is less work than the end that was asked for.
+                Err(_) => Progress::Refused,
                 Ok(_) => Progress::Waits,
             };
         }
@@ -129,5 +131,42 @@ impl Client {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+    use crate::hello::{Order, client_hello};
+
+    /// What a connection counts for at a proxy that answers the client's FIN with a FIN or with a reset.
+    fn work_of_one_connection(with_reset: bool) -> Work {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let proxy = SocketAddrV4::new(Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port());
+        let hello = client_hello("kubernetes.example.com", Order::Answer);
+        let bytes = hello.len();
+        let server = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            connection.read_exact(&mut vec![0; bytes]).unwrap();
+            connection.write_all(&[0x16; ANSWER_BYTES]).unwrap();
+            assert_eq!(connection.read(&mut [0]).unwrap(), 0, "the client's end");
+            if with_reset {
+                sockopt::set_socket_linger(&connection, Some(Duration::ZERO)).unwrap();
+            }
+        });
+        let work = run(proxy, &[hello], Ending::Orderly, 1, Duration::ZERO).unwrap();
+        server.join().unwrap();
+        work
+    }
+
+    #[test]
+    fn a_reset_in_place_of_the_end_is_a_failure_and_no_work() {
+        let Work { units, failures } = work_of_one_connection(false);
+        assert_eq!((units, failures), (1, 0));
+        let Work { units, failures } = work_of_one_connection(true);
+        assert_eq!((units, failures), (0, 1));
     }
 }
