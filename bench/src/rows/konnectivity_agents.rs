@@ -23,7 +23,7 @@ const SERVERS: u16 = 3;
 const PORTS: u16 = 3;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long agents may take to come, or to come back.
+/// How long agents may take to come, to notice that a server is gone, or to come back.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long they are watched at rest, and how long they settle before.
 const REST: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ fn run(bench: &Bench, number: usize, make: &Make) -> Result<[f64; 5]> {
     let begun = Instant::now();
     let crowd = Crowd::start(&dir, &ports, AGENTS)?;
     let all = AGENTS * servers.len();
-    let came = wait(&crowd, all);
+    let came = wait(&crowd, |now| now >= all);
     ensure!(came == all, "{came} of {all} connections of agents came about");
     let connected = begun.elapsed().as_secs_f64();
     std::thread::sleep(REST);
@@ -72,19 +72,21 @@ fn run(bench: &Bench, number: usize, make: &Make) -> Result<[f64; 5]> {
     servers[0].signal(Signal::KILL)?;
     servers[0].wait()?;
     // Otherwise agents that have not noticed yet would be taken for those that are back.
-    while crowd.connections() > all - AGENTS {
-        std::thread::sleep(LOOK);
-    }
+    let left = wait(&crowd, |now| now <= all - AGENTS);
+    ensure!(
+        left <= all - AGENTS,
+        "{left} of {all} connections are there {PATIENCE:?} after a server was killed"
+    );
     servers[0] = start(ports[0])?;
     let begun = Instant::now();
-    let back = wait(&crowd, all);
+    let back = wait(&crowd, |now| now >= all);
     Ok([connected, each, rest, (all - back.min(all)) as f64, begun.elapsed().as_secs_f64()])
 }
 
-/// Waits for so many connections; as many as there are then.
-fn wait(crowd: &Crowd, wanted: usize) -> usize {
+/// Waits for a number of connections; as many as there are then.
+fn wait(crowd: &Crowd, is_wanted: impl Fn(usize) -> bool) -> usize {
     let end = Instant::now() + PATIENCE;
-    while crowd.connections() < wanted && Instant::now() < end {
+    while !is_wanted(crowd.connections()) && Instant::now() < end {
         std::thread::sleep(LOOK);
     }
     crowd.connections()
