@@ -26,6 +26,20 @@ pub(crate) enum Make {
 }
 
 impl Make {
+    /// The agent's program in a file that no server runs from, as on a machine of its own. Processes of one
+    /// file share its pages, and each would count half of them.
+    pub(crate) fn apart(&self, dir: &Path) -> Result<Self> {
+        Ok(match self {
+            Self::Upstream(programs) => Self::Upstream(programs.clone()),
+            Self::Portico(program) => {
+                let copy = dir.join("portico-agent");
+                std::fs::copy(program, &copy)
+                    .with_context(|| format!("cannot copy {}", program.display()))?;
+                Self::Portico(copy)
+            }
+        })
+    }
+
     fn command(&self, part: &str) -> Command {
         match self {
             Self::Upstream(programs) => Command::new(programs.join(part)),

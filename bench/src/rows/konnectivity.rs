@@ -148,7 +148,7 @@ fn steady(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Memory, one pair after the other: pages that two of a kind share would count half.
+/// Memory, one pair after the other, each part from a file of its own: pages that two share would count half.
 fn at_rest(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
     let row =
         |what: &str, unit, most| Row::new(format!("Konnectivity at rest: {what}"), unit, Bar::AtMost(most));
@@ -156,7 +156,8 @@ fn at_rest(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
     let mut agent_row = row("agent", "MB", 12.0);
     let mut idle_row = row("idle connection, both ends", "bytes", 8000.0);
     for (number, (name, server, agent)) in makes.pure().into_iter().enumerate() {
-        let pair = start(bench, "rest", number, (server, agent), Mode::HttpConnect)?;
+        let agent = agent.apart(&bench.dir)?;
+        let pair = start(bench, "rest", number, (server, &agent), Mode::HttpConnect)?;
         drop(pair.front.open_all(WARM_UP, Order::Answer)?);
         std::thread::sleep(SETTLE);
         let [before_server, before_agent] = memory(&pair)?;
