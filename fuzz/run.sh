@@ -36,7 +36,7 @@ coverage="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares"
 
-# run CRATE TARGET: says how it went in one piece, and leaves a file if it failed.
+# run CRATE TARGET: says how it went in one piece, and takes its file out of $failures if it went well.
 run() {
   local crate=$1 target=$2 folder=$root/crates/$1/fuzz corpus=$target_dir/corpus/$1/$2 log report
   mkdir -p "$corpus" "$folder/artifacts/$target"
@@ -49,8 +49,8 @@ run() {
     -artifact_prefix="$folder/artifacts/$target/" >"$log" 2>&1; then
     report=$(sed -n -e 's/^stat::number_of_executed_units: */   inputs tried: /p' \
       -e 's/^stat::average_exec_per_sec: */   a second: /p' "$log")
+    rm "$failures/$crate-$target"
   else
-    echo "$crate: $target" >"$failures/$crate-$target"
     report=$(tail -40 "$log")
   fi
   printf '== %s: %s, %s s\n%s\n' "$crate" "$target" "$seconds" "$report"
@@ -73,7 +73,9 @@ for crate in "${crates[@]}"; do
     target=$(basename "$source" .rs)
     if [[ -n ${FUZZ_TARGETS:-} && " $FUZZ_TARGETS " != *" $target "* ]]; then continue; fi
     ran=$((ran + 1))
-    if (( $(jobs -rp | wc -l) >= $(nproc) )); then wait -n; fi
+    if (( $(jobs -rp | wc -l) >= $(nproc) )); then wait -n || true; fi
+    # Failed until it went well: `wait` says nothing of a run that ends before its target begins.
+    echo "$crate: $target" >"$failures/$crate-$target"
     run "$crate" "$target" &
   done
 done
