@@ -4,7 +4,7 @@
 //! All over real sockets. The API server here is a script that answers what the test wants; a real one is
 //! asked in `portico-lab`.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -260,8 +260,8 @@ fn a_revoked_certificate_cuts_its_tunnels_at_once_and_no_other() {
     first.assert_cut();
     second.assert_cut();
     assert_reset(&mut http1_server);
-    let mut rest = Vec::new();
-    let _ = http1.read_to_end(&mut rest);
+    let cut = http1.read_to_end(&mut Vec::new()).expect_err("what is cut does not end in order");
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
     eventually("the ends are counted", || revoked(&gateway) == 3);
     other.assert_alive();
     let reason = "the client certificate with serial 61 of CN=test CA was revoked".to_owned();

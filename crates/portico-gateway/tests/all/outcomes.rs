@@ -494,14 +494,6 @@ fn assert_alert(mut client: TcpStream, hello: &[u8], refusal: Refusal) {
 }
 
 /// The connection is closed or reset, since what the client sends is not read. The gateway sends nothing.
-fn assert_cut_off(mut client: TcpStream) {
-    let mut received = Vec::new();
-    if let Err(error) = client.read_to_end(&mut received) {
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    }
-    assert_eq!(received, b"");
-}
-
 fn raw_client(secure: &Secure) -> RawClient {
     let tls = Arc::new(secure.pki.client_config(None, &[b"h2"]));
     RawClient::connect(tunnel_address(&secure.gateway), &tls, Duration::from_secs(30)).unwrap()

@@ -6,6 +6,7 @@ use crate::common::*;
 use bytes::Bytes;
 use h2::Reason;
 use http::{Method, StatusCode};
+use portico_lab::clock::Clock;
 use portico_tunnel::{End, Failure, Finished, REASON, Settings, Side};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, advance};
@@ -371,13 +372,14 @@ async fn a_peer_that_answers_no_ping_is_given_up() {
 #[tokio::test]
 async fn a_peer_that_answers_pings_may_rest() {
     let settings = Settings {
-        ping_interval: Duration::from_millis(10),
-        ping_timeout: Duration::from_secs(20),
+        ping_interval: Duration::from_secs(1),
+        ping_timeout: Duration::from_secs(1),
         ..plaintext()
     };
     let mut server = Server::start(settings).await;
     let (_client, mut ends, mut upstream) = server.tunnel().await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let clock = Clock::new();
+    clock.pass(Duration::from_secs(60)).await;
     upstream.write_all(b"awake").await.unwrap();
     assert_eq!(ends.read().await.unwrap(), "awake");
     assert!(server.results.try_recv().is_err());

@@ -222,6 +222,15 @@ pub fn assert_reset(stream: &mut TcpStream) {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
+/// The connection ends, in order or by a reset, and nothing comes before.
+pub fn assert_cut_off(mut client: TcpStream) {
+    let mut received = Vec::new();
+    if let Err(error) = client.read_to_end(&mut received) {
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+    assert_eq!(received, b"");
+}
+
 /// Waits until `condition` holds. For what happens on the gateway's own threads a moment later.
 pub fn eventually(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();

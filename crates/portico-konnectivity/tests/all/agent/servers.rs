@@ -27,6 +27,9 @@ use tower::service_fn;
 use super::support::*;
 use crate::names::{self, NameServer};
 
+/// What does not come within this time, by the clock of a test, does not come.
+const REST: Duration = Duration::from_secs(10);
+
 #[tokio::test]
 async fn an_agent_says_who_it_is_and_shows_the_token_as_it_is_now() {
     let pki = pki();
@@ -100,11 +103,10 @@ async fn a_server_that_never_answers_does_not_hold_up_the_others() {
     drop(server.connect().await);
     let _connect = server.connect().await;
     assert_eq!(agent.counters().join_failures.load(Relaxed), 0);
-    let mut open = Vec::new();
-    while let Ok(accepted) = timeout(Duration::from_millis(200), mute.accept()).await {
-        open.push(accepted.unwrap());
-        assert_eq!(open.len(), 1, "one at a time to one address");
-    }
+    Clock::new().pass(REST).await;
+    let mute = mute.into_std().unwrap();
+    let open: Vec<_> = mute.incoming().map_while(Result::ok).collect();
+    assert_eq!(open.len(), 1, "one at a time to one address");
 }
 
 #[tokio::test]
@@ -183,16 +185,19 @@ async fn a_server_that_was_away_for_long_is_found_as_soon_as_one_that_has_just_l
 
 #[tokio::test]
 async fn a_server_that_ends_each_connection_at_once_is_tried_again_after_a_pause() {
+    const PAUSE: Duration = Duration::from_secs(10);
     let pki = pki();
     let mut server = Server::start(&pki, &[Says::upstream("s")]).await;
     let mut settings = settings(&pki, &[server.address]);
-    settings.sync_interval = Duration::from_secs(3_600);
+    settings.sync_interval = PAUSE;
     let agent = Agent::start(settings);
     let mut connect = server.connect().await;
+    let clock = Clock::new();
     connect.to_agent.send_reset(h2::Reason::CANCEL);
     until(|| agent.counters().lost.load(Relaxed) == 1).await;
-    let again = timeout(Duration::from_millis(200), server.connects.recv()).await;
-    assert!(again.is_err(), "it connects again at once");
+    clock.pass(PAUSE / 2).await;
+    assert!(server.connects.is_empty(), "it connects again at once");
+    clock.by(server.connect()).await;
 }
 
 #[tokio::test]
@@ -206,13 +211,13 @@ async fn servers_that_end_each_connection_at_once_are_not_tried_as_fast_as_hands
     settings.sync_interval = Duration::from_secs(3_600);
     settings.sync_interval_cap = settings.sync_interval;
     let _agent = Agent::start(settings);
-    let mut connections = 0;
-    while let Ok(connect) = timeout(Duration::from_millis(500), server.connects.recv()).await {
+    server.connect().await.to_agent.send_reset(h2::Reason::CANCEL);
+    let (clock, mut connections) = (Clock::new(), 1);
+    while let Ok(connect) = clock.by(timeout(REST, server.connects.recv())).await {
         connect.unwrap().to_agent.send_reset(h2::Reason::CANCEL);
         connections += 1;
         assert!(connections < 20, "it does not pause");
     }
-    assert!(connections > 0);
 }
 
 #[tokio::test]
@@ -228,8 +233,8 @@ async fn servers_without_end_get_a_bounded_number_of_connections() {
         connects.push(server.connect().await);
     }
     until(|| agent.servers().len() == MOST).await;
-    let one_more = timeout(Duration::from_millis(200), server.connects.recv()).await;
-    assert!(one_more.is_err(), "it connects to more");
+    Clock::new().pass(REST).await;
+    assert!(server.connects.is_empty(), "it connects to more");
 }
 
 #[tokio::test]
@@ -309,18 +314,19 @@ async fn a_drained_agent_tells_its_servers_serves_them_still_and_is_idle_once_no
     let connection = connect.connected(echo, 2).await;
     connect.data(connection, b"ping");
     assert!(matches!(connect.packet().await, Packet::Data { .. }));
+    let clock = Clock::new();
     let mut idle = pin!(agent.idle(Duration::from_millis(1)));
-    let early = timeout(Duration::from_millis(20), &mut idle).await;
+    let early = clock.by(timeout(REST, &mut idle)).await;
     assert!(early.is_err(), "two connections are open");
     for connection in 1..=2 {
         connect.send(&Packet::CloseRequest(ConnectId(connection)));
     }
-    patiently(idle).await;
+    clock.by(idle).await;
     // It connects to no server any more.
     drop(connect);
     until(|| agent.servers().is_empty()).await;
-    let again = timeout(Duration::from_millis(100), server.connects.recv()).await;
-    assert!(again.is_err(), "it connects again");
+    clock.pass(REST).await;
+    assert!(server.connects.is_empty(), "it connects again");
 }
 
 #[tokio::test]
@@ -331,10 +337,11 @@ async fn a_drained_agent_is_not_idle_while_bytes_are_on_their_way() {
     let agent = Agent::start(settings);
     agent.drain();
     bytes.charge(1);
+    let clock = Clock::new();
     let mut idle = pin!(agent.idle(Duration::from_millis(1)));
-    assert!(timeout(Duration::from_millis(100), &mut idle).await.is_err(), "a byte is on its way");
+    assert!(clock.by(timeout(REST, &mut idle)).await.is_err(), "a byte is on its way");
     drop(bytes);
-    patiently(idle).await;
+    clock.by(idle).await;
 }
 
 #[tokio::test]
