@@ -162,12 +162,16 @@ impl Upstream {
             tried[attempt] = Some(endpoint.address);
             let in_use = EndpointUse::new(endpoint);
             let address = in_use.endpoint().address;
-            let outcome = match begin(address, client_first) {
-                Ok(stream) if own.is_reached_by(&stream, address) => {
+            let begun = match own.are_at(address) {
+                Ok(true) => {
                     refusal = Refusal::OwnListener;
                     in_use.endpoint().failed(Failure::Refused, clock());
                     continue;
                 }
+                Ok(false) => begin(address, client_first),
+                Err(error) => Err(error),
+            };
+            let outcome = match begun {
                 Ok(stream) => {
                     let sent = timeout(connect_timeout, send_once_connected(&stream, first)).await;
                     sent.map(|sent| sent.map(|sent| (stream, sent)))

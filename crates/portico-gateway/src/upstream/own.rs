@@ -1,15 +1,16 @@
 //! The listeners of this gateway and of its replicas, as addresses that no upstream connection may lead to.
 //!
 //! Otherwise the author of an EndpointSlice could reach the admin listener through the gateway. A connection
-//! could also go round in it until every descriptor is taken. Only the kernel knows every address that is
-//! this machine, so it is asked: a connection to an address of the machine itself comes from that address.
+//! could also go round in it for ever, so this is known before it begins: a listener accepts one that is
+//! given up at once, too. Only the kernel knows every address that is this machine, so it is asked: what
+//! goes to an address of the machine itself comes from that address.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
-use tokio::net::TcpStream;
 
 use crate::config::Config;
 
@@ -68,21 +69,22 @@ impl OwnListeners {
         (&self.node_ports[usize::from(port / 64)], 1 << (port % 64))
     }
 
-    /// Whether `stream`, on its way to `address`, leads back into this process, or into a replica. Costs a
-    /// system call only where a listener on all addresses has that port.
-    pub(super) fn is_reached_by(&self, stream: &TcpStream, address: SocketAddr) -> bool {
+    /// Whether a connection to `address` would lead back into this process, or into a replica. Costs system
+    /// calls only where a listener on all addresses has that port.
+    pub(super) fn are_at(&self, address: SocketAddr) -> io::Result<bool> {
         let (word, bit) = self.node_port(address.port());
         let node_port = (word.load(Relaxed) & bit != 0).then_some(self.node_port_address);
         let fixed = self.fixed.load();
         let same_port = fixed.iter().filter(|own| own.port() == address.port());
-        let mut listeners = same_port.map(SocketAddr::ip).chain(node_port);
         let ip = address.ip().to_canonical();
-        listeners.any(|own| {
-            let is_replica = || self.replicas.load().contains(&ip);
+        for own in same_port.map(SocketAddr::ip).chain(node_port) {
             // A listener on 0.0.0.0 takes no IPv6; one on [::] takes both.
             let on_all = own.is_unspecified() && (own.is_ipv6() || ip.is_ipv4());
-            own == ip || is_replica() || (on_all && is_this_machine(stream, ip))
-        })
+            if own == ip || self.replicas.load().contains(&ip) || (on_all && is_this_machine(address)?) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
@@ -91,33 +93,35 @@ fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-fn is_this_machine(stream: &TcpStream, ip: IpAddr) -> bool {
-    ip.is_loopback() || stream.local_addr().is_ok_and(|local| local.ip().to_canonical() == ip)
+/// Asks by a socket of UDP, which sends nothing when it is connected.
+fn is_this_machine(address: SocketAddr) -> io::Result<bool> {
+    let address = plain(address);
+    if address.ip().is_loopback() {
+        return Ok(true);
+    }
+    let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    socket.connect(address)?;
+    Ok(socket.local_addr()?.ip() == address.ip())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
-    use tokio::net::TcpListener;
-
     use super::*;
 
     /// The kernel binds `::ffff:127.0.0.1` as 127.0.0.1.
-    #[tokio::test]
-    async fn a_listener_at_ipv4_written_as_ipv6_is_found_out() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let stream = TcpStream::connect(address).await.unwrap();
+    #[test]
+    fn a_listener_at_ipv4_written_as_ipv6_is_found_out() {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 443));
         for own in ["::ffff:127.0.0.1", "::ffff:0.0.0.0", "127.0.0.1", "0.0.0.0", "::"] {
             let own: IpAddr = own.parse().unwrap();
             let fixed = OwnListeners::new(&Config::default());
-            assert!(!fixed.is_reached_by(&stream, address));
+            assert!(!fixed.are_at(address).unwrap());
             fixed.add(SocketAddr::new(own, address.port()));
-            assert!(fixed.is_reached_by(&stream, address), "{own}");
+            assert!(fixed.are_at(address).unwrap(), "{own}");
             let node_ports = OwnListeners::new(&Config { node_port_address: own, ..Config::default() });
             node_ports.opened(address.port());
-            assert!(node_ports.is_reached_by(&stream, address), "NodePorts at {own}");
+            assert!(node_ports.are_at(address).unwrap(), "NodePorts at {own}");
         }
     }
 }

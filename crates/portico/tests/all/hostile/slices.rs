@@ -1,7 +1,7 @@
 //! What an author of Services and EndpointSlices can make the gateway connect to.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 use portico_lab::manifests;
@@ -55,14 +55,21 @@ impl Scene {
 
     /// What a client of `port` gets for a request, to the end or the first four bytes.
     fn answer(port: u16) -> Vec<u8> {
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut stream = None;
+        // A route is known a moment before its port is open.
+        wait_until("the port is open", || {
+            stream = TcpStream::connect(("127.0.0.1", port)).ok();
+            stream.is_some()
+        });
+        let mut stream = stream.unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         // It may be refused before it has sent anything.
         let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n");
         let mut answer = vec![0; 4];
         match stream.read(&mut answer) {
             Ok(read) => answer.truncate(read),
-            Err(_reset) => answer.clear(),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => answer.clear(),
+            Err(error) => panic!("port {port} neither answers nor ends: {error}"),
         }
         answer
     }
@@ -75,13 +82,26 @@ impl Scene {
 #[test]
 fn no_slice_leads_to_a_listener_of_the_gateway() {
     let scene = Scene::new();
+    let refused = |why: &str| metric(scene.admin, &format!("portico_refusals_total{{{why}}}"));
+    let (own_listener, no_address) =
+        ("reason=\"own_listener\",side=\"gateway\"", "reason=\"not_ready\",side=\"upstream\"");
+    let machines = [
+        ("127.0.0.1", own_listener),
+        ("::ffff:127.0.0.1", own_listener),
+        ("0.0.0.0", no_address),
+        ("::ffff:0.0.0.0", no_address),
+        ("::", no_address),
+    ];
     for own in [scene.admin, scene.honest, scene.thief] {
-        for machine in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::"] {
+        for (machine, why) in machines {
             scene.steal("thief", (machine, own));
+            let before = refused(why);
             assert_eq!(Scene::answer(scene.thief), b"", "{machine} port {own}");
+            wait_until("it is refused for where it leads", || refused(why) == before + 1);
             scene.honest_is_served();
         }
     }
+    assert_eq!((refused(own_listener), refused(no_address)), (6, 9), "each client is refused once");
     let open = || metric(scene.admin, "portico_cluster_open_connections{cluster=\"a\"}");
     wait_until("nothing goes round in the gateway", || open() == 0);
 }
