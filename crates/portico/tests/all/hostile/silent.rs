@@ -95,6 +95,7 @@ fn tls_handshakes_that_never_end_hold_no_more_than_a_slot_counts() {
             let _ = stream.write_all(&records[..most]);
             held.push(stream);
         }
+        assert!(held.len() > 3_000, "only {} connections were made", held.len());
         let slots = limited.gateway.metric("portico_limit{of=\"handshakes\"}");
         let grown = limited.peak().saturating_sub(before) >> 10;
         report(format_args!("{grown} KiB for {slots} slots"));

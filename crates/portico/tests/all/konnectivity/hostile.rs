@@ -100,11 +100,18 @@ async fn a_server_in_a_small_pod_outlives_strangers_agents_and_frontends_that_do
 
     let agents = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
     let strangers = spawn_blocking(move || strangers_that_say_nothing(agents)).await.unwrap();
+    assert!(strangers.len() > 2_000, "only {} connections were made", strangers.len());
     bystander.goes_on().await;
-    for name in [None, Some("hostile")] {
+    let refused = |reason: &str| {
+        let reason = format!("reason=\"{reason}\"");
+        server.program.metric("portico_konnectivity_server_agents_refused_total", &reason)
+    };
+    for (name, reason) in [(None, "tls"), (Some("hostile"), "flood")] {
         let tls = Arc::new(site.pki().client_config(name, &[b"h2"]));
+        let before = refused(reason);
         spawn_blocking(move || floods(agents, &tls)).await.unwrap();
         bystander.goes_on().await;
+        assert!(refused(reason) > before, "nobody was refused for {reason}");
     }
     let (frontend, _) = site.frontend(&server).await;
     let unread = frontends_that_do_not_read(&frontend).await;
