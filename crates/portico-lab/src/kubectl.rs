@@ -75,6 +75,22 @@ impl Kubectl {
             .with_context(|| format!("the output of {words:?} is not JSON"))
     }
 
+    /// Whether the API server says that there is no such object. An answer that fails to come says nothing.
+    pub fn is_gone(&self, args: &[&str]) -> bool {
+        self.get(args).is_err_and(|error| format!("{error:#}").contains("(NotFound)"))
+    }
+
+    /// What `kubectl auth can-i ARGS` answers. An answer that fails to come is no "no".
+    pub fn can_i(&self, args: &[&str]) -> Result<bool> {
+        // It ends with an error where the answer is no.
+        let output = self.command(&[&["auth", "can-i"], args].concat())?.output()?;
+        match String::from_utf8_lossy(&output.stdout).trim() {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            _ => bail!("neither yes nor no: {output:?}"),
+        }
+    }
+
     /// A command line that stays (`--watch`, `logs -f`, `port-forward`).
     pub fn spawn(&self, name: &str, args: &[&str]) -> Result<Process> {
         self.host.spawn_command(name, self.command(args)?)

@@ -143,7 +143,8 @@ async fn one_seed_makes_its_gateway_and_it_stays_so() {
             ensure!(seed["spec"]["nodeportProxy"]["disable"] == false);
             Ok(())
         });
-        assert!(get(kubectl, "deployment/portico-gateway").is_err(), "that is KKP's to make");
+        let ours = ["deployment/portico-gateway", "-n", "portico"];
+        assert!(kubectl.is_gone(&ours), "that is KKP's to make");
     });
     until("the gateway, once KKP is gone", || get(kubectl, "deployment/portico-gateway").map(drop));
     operator.stop().await;
@@ -318,7 +319,7 @@ fn a_lost_authority_is_reported_and_not_made_anew(kubectl: &Kubectl, operator: &
     kubectl.run(&["delete", "secret", "portico-tunnel-ca", "-n", "portico"]).unwrap();
     let message = wait_reason(kubectl, "north", "AuthorityMissing");
     assert!(message.contains("restore it from a backup"), "{message}");
-    assert!(get(kubectl, "secret/portico-tunnel-ca").is_err());
+    assert!(kubectl.is_gone(&["secret/portico-tunnel-ca", "-n", "portico"]));
     let mut restored = backup;
     for field in ["uid", "resourceVersion", "managedFields", "creationTimestamp"] {
         restored["metadata"].as_object_mut().unwrap().remove(field);

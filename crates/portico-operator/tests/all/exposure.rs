@@ -357,7 +357,8 @@ fn beside_kkp_nothing_is_written(kubectl: &Kubectl, operator: &Running) {
         until("what gateways must know, all the same", || {
             kubectl.get(&["exposedcluster", "later"]).map(drop)
         });
-        assert!(service(kubectl, "later", "apiserver-external").is_err(), "that is KKP's to make");
+        let external = ["service", "apiserver-external", "-n", "cluster-later"];
+        assert!(kubectl.is_gone(&external), "that is KKP's to make");
     });
     until("the cluster to be exposed", || service(kubectl, "later", "apiserver-external").map(drop));
     assert!(work(operator).writes.values().sum::<u64>() > writes.values().sum::<u64>());

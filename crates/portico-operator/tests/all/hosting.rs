@@ -287,7 +287,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
         ensure!(condition["message"].as_str().unwrap_or_default().contains(etcd), "{condition}");
         Ok(())
     });
-    assert!(kubectl.get(&["deployment", "apiserver", "-n", "cluster-d"]).is_err());
+    assert!(kubectl.is_gone(&["deployment", "apiserver", "-n", "cluster-d"]));
     let mut looked = 0;
     until("a look at each that writes nothing", || {
         let before = work(&operator).writes;
@@ -309,7 +309,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     let egress = ["configmap/kube-apiserver-egress", "-n", "cluster-a"];
     kubectl.run(&[&["delete"][..], &egress].concat()).unwrap();
     look_at(kubectl, &operator, &["d"], "again");
-    assert!(kubectl.get(&egress).is_err());
+    assert!(kubectl.is_gone(&egress));
     patch(kubectl, &["cluster", "a"], &json!({"spec": {"pause": false}}));
     until("what was missing", || kubectl.get(&egress).map(drop));
     wait_reason(kubectl, "a", "Ready");
@@ -342,7 +342,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
         kubectl.run(&["delete", "secret", name, "-n", "cluster-a"]).unwrap();
         let message = wait_reason(kubectl, "a", "KeysLost");
         assert!(message.contains(name) && message.contains("restore the Secret from a backup"), "{message}");
-        assert!(kubectl.get(&["secret", name, "-n", "cluster-a"]).is_err());
+        assert!(kubectl.is_gone(&["secret", name, "-n", "cluster-a"]));
         for chosen in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
             found["metadata"].as_object_mut().unwrap().remove(chosen);
         }
@@ -355,7 +355,7 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
     patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: "dedicated"}}}));
     let message = wait_reason(kubectl, "a", "LayoutChanged");
     assert!(message.contains("StatefulSet control-plane holds the data"), "{message}");
-    assert!(kubectl.get(&["deployment", "apiserver", "-n", "cluster-a"]).is_err());
+    assert!(kubectl.is_gone(&["deployment", "apiserver", "-n", "cluster-a"]));
     patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: null}}}));
     wait_reason(kubectl, "a", "LayoutRemoved");
     patch(kubectl, &["cluster", "a"], &json!({"metadata": {"annotations": {LAYOUT: "compact"}}}));
@@ -384,20 +384,20 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
         .run(&["delete", "pod", "control-plane-0", "-n", "cluster-a", "--grace-period=0", "--force"])
         .unwrap();
     until("the volume to go", || {
-        ensure!(kubectl.get(&["pvc", "data-etcd-0", "-n", "cluster-a"]).is_err());
+        ensure!(kubectl.is_gone(&["pvc", "data-etcd-0", "-n", "cluster-a"]));
         Ok(())
     });
     faulty.rules(|rules| rules.held = None);
     wait_reason(kubectl, "a", "DataLost");
-    assert!(kubectl.get(&["pvc", "data-etcd-0", "-n", "cluster-a"]).is_err());
+    assert!(kubectl.is_gone(&["pvc", "data-etcd-0", "-n", "cluster-a"]));
     a_restored_volume_without_labels_ends_the_loss(kubectl);
 
     // The namespace with all that was in it: an empty cluster of the same name would be another one.
     kubectl.run(&["delete", "namespace", "cluster-a", "--wait=false"]).unwrap();
     kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"]).unwrap();
     let is_gone = || {
-        let set = kubectl.get(&["statefulset", "control-plane", "-n", "cluster-a"]);
-        ensure!(set.is_err(), "it is there");
+        let set = ["statefulset", "control-plane", "-n", "cluster-a"];
+        ensure!(kubectl.is_gone(&set), "it is there");
         Ok(())
     };
     // Kubernetes deletes what is in a namespace in an order of its own.
@@ -408,8 +408,8 @@ async fn a_control_plane_is_made_of_one_object_kept_and_deleted_with_it() {
 
     kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
     until("nothing to be left", || {
-        ensure!(kubectl.get(&["cluster", "a"]).is_err(), "the Cluster");
-        ensure!(kubectl.get(&["namespace", "cluster-a"]).is_err(), "the namespace");
+        ensure!(kubectl.is_gone(&["cluster", "a"]), "the Cluster");
+        ensure!(kubectl.is_gone(&["namespace", "cluster-a"]), "the namespace");
         Ok(())
     });
     operator.stop().await;
@@ -441,7 +441,7 @@ async fn a_clock_that_is_far_off_issues_nothing_and_what_somebody_else_made_is_l
     // What a clock issues that is far ahead is good for nobody.
     let ahead = start_at(&client, "ahead", || Timestamp::now() + SignedDuration::from_hours(24 * 300));
     wait_reason(kubectl, "b", "ClockOff");
-    assert!(kubectl.get(&["secret", "ca", "-n", "cluster-b"]).is_err());
+    assert!(kubectl.is_gone(&["secret", "ca", "-n", "cluster-b"]));
     ahead.stop().await;
     let operator = start(&client, "one");
     let names = |what: &str| {
@@ -524,12 +524,9 @@ async fn killed_at_every_write_of_one_life_the_control_plane_is_the_same() {
     assert_eq!(made(kubectl, "k1"), expected);
 
     kubectl.run(&["delete", "cluster", "k1", "--wait=false"]).unwrap();
-    let gone = |kind, name| {
-        kubectl.get(&[kind, name]).is_err_and(|error| format!("{error:#}").contains("(NotFound)"))
-    };
-    let killed = killed_after(2, kubectl, &direct, || gone("cluster", "k1")).await;
+    let killed = killed_after(2, kubectl, &direct, || kubectl.is_gone(&["cluster", "k1"])).await;
     assert!(killed > 1, "only {killed} operators were killed");
-    assert!(gone("namespace", "cluster-k1") && gone("exposedcluster", "k1"));
+    assert!(kubectl.is_gone(&["namespace", "cluster-k1"]) && kubectl.is_gone(&["exposedcluster", "k1"]));
     assert_eq!(made(kubectl, "k0"), expected);
 }
 
@@ -628,8 +625,8 @@ async fn a_cluster_that_cannot_be_read_any_more_keeps_what_it_has_and_goes_when_
     kubectl.run(&["delete", "cluster", "a", "--wait=false"]).unwrap();
     until("nothing to be left", || {
         kubectl.run(&["delete", "pods", "--all", "-n", "cluster-a", "--grace-period=0", "--force"])?;
-        ensure!(kubectl.get(&["cluster", "a"]).is_err(), "the Cluster");
-        ensure!(kubectl.get(&["namespace", "cluster-a"]).is_err(), "the namespace");
+        ensure!(kubectl.is_gone(&["cluster", "a"]), "the Cluster");
+        ensure!(kubectl.is_gone(&["namespace", "cluster-a"]), "the namespace");
         Ok(())
     });
     operator.stop().await;

@@ -321,7 +321,7 @@ fn the_way_back_is_the_same_from_each_state(stage: &Stage) {
     stage.wait_state("Quieting", "Tunneling is in force");
     stage.order("close=LoadBalancer");
     stage.wait_settled("Tunneling");
-    assert!(stage.kubectl.get(&["service", "front-loadbalancer", "-n", "cluster-a"]).is_err());
+    assert!(stage.kubectl.is_gone(&["service", "front-loadbalancer", "-n", "cluster-a"]));
     // After it everybody was: the other way round.
     stage.want("NodePort", "");
     stage.wait_state("Quieting", "NodePort is in force");

@@ -380,7 +380,7 @@ fn another_strategy_removes_the_agents(stage: &Stage, operator: &Running) {
     until("the agents to go", || {
         let left = inside.run(&["get", "daemonset,configmap,serviceaccount", "-n", "kube-system"])?;
         ensure!(!left.contains("portico-agent"), "{left}");
-        ensure!(inside.get(&["clusterrole", "portico-agent"]).is_err());
+        ensure!(inside.is_gone(&["clusterrole", "portico-agent"]));
         let slice = inside.get(&["endpointslice", "kubernetes"])?;
         ensure!(slice["endpoints"][0]["addresses"] == json!(["203.0.113.9"]), "{slice}");
         Ok(())

@@ -126,7 +126,7 @@ async fn mistakes_across_objects_are_refused_when_they_are_made() {
     let observing = || webhook(&operator).observing;
     beside_kkp(kubectl, observing, || {
         until("the configuration to go", || {
-            ensure!(configuration(kubectl).is_err(), "it is there");
+            ensure!(kubectl.is_gone(&["validatingwebhookconfiguration", "portico"]), "it is there");
             Ok(())
         });
         let decided = observing().unwrap_or_default();

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use futures_util::future::join;
+use futures_util::future::join3;
 use portico_api::meta::Kind;
 use portico_kube::client;
 use portico_lab::faulty_api::{Answer, FaultyApi, Rules};
@@ -51,9 +51,13 @@ async fn an_api_server_that_fails_or_lies_opens_nothing_and_loses_nothing() {
     a_kind_that_is_denied_at_the_start_is_not_believed_to_be_missing(&world).await;
     a_group_that_is_missing_for_a_moment_beside_that_of_kkp_is_waited_for(&world).await;
     a_right_that_is_missing_keeps_the_source_waiting(&world).await;
-    // Both wait until a watch is renewed, or lost.
-    join(a_list_that_lies_once_takes_nothing_away(&world), after_silence_what_was_missed_arrives(&world))
-        .await;
+    // All of them wait until a watch is renewed, or lost.
+    join3(
+        a_kind_that_is_denied_later_is_not_believed_to_be_missing(&world),
+        a_list_that_lies_once_takes_nothing_away(&world),
+        after_silence_what_was_missed_arrives(&world),
+    )
+    .await;
 }
 
 fn the_schema_refuses_what_would_be_misread(world: &World) {
@@ -76,14 +80,8 @@ async fn with_the_deployed_role_everything_needed_is_read_and_clusters_are_not(w
     let mut gateway = Observer::of(source);
     gateway.until("ExposedCluster a", true).await;
     assert!(gateway.last.policies_required);
-    let may = world.kubectl().run(&[
-        "auth",
-        "can-i",
-        "list",
-        "clusters.kubermatic.k8c.io",
-        &format!("--as={user}"),
-    ]);
-    assert!(!may.is_ok_and(|answer| answer.starts_with("yes")));
+    let may_list = |kind: &str| world.kubectl().can_i(&["list", kind, &format!("--as={user}")]).unwrap();
+    assert!(may_list("exposedclusters.portico.k8c.io") && !may_list("clusters.kubermatic.k8c.io"));
 }
 
 async fn with_rights_for_one_cluster_that_one_is_read(world: &World) {
@@ -109,15 +107,17 @@ async fn with_rights_for_one_cluster_that_one_is_read(world: &World) {
     assert!(gateway.last.policies_required && !gateway.objects.contains("ExposedCluster b"));
 }
 
+/// The API server says that it has neither kind of clusters.
+fn deny(rules: &mut Rules) {
+    let denied = |group| (group, Answer::Status(404), usize::MAX);
+    rules.answers = vec![denied("/apis/portico.k8c.io/v1alpha1"), denied("/apis/kubermatic.k8c.io/v1")];
+}
+
 async fn a_kind_that_is_denied_at_the_start_is_not_believed_to_be_missing(world: &World) {
     let service = "apiVersion: v1\nkind: Service\nmetadata: {name: api, namespace: cluster-a}\n\
         spec: {ports: [{port: 443}]}\n";
     world.kubectl().apply(service).unwrap();
     let proxy = FaultyApi::default();
-    let denied = |group| (group, Answer::Status(404), usize::MAX);
-    let deny = |rules: &mut Rules| {
-        rules.answers = vec![denied("/apis/portico.k8c.io/v1alpha1"), denied("/apis/kubermatic.k8c.io/v1")];
-    };
     proxy.rules(deny);
     let mut gateway = Observer::of(KubernetesSource::start(proxy.client(&world.client), settings()));
     let status = gateway.source.status();
@@ -131,10 +131,6 @@ async fn a_kind_that_is_denied_at_the_start_is_not_believed_to_be_missing(world:
     }
     assert!(gateway.last.policies_required && gateway.objects.contains("ExposedCluster a"));
     assert_eq!((status().lacks, status().clusters_from), (None, ClustersFrom::ExposedClusters));
-    // Later it is not believed at all.
-    proxy.rules(|rules| rules.answers = vec![("exposedclusters", Answer::Status(404), usize::MAX)]);
-    assert_eq!(status().clusters_from, ClustersFrom::ExposedClusters);
-    assert!(gateway.deleted.is_empty());
 
     // Without Services of clusters there is something to serve; what comes later admits nobody by that.
     world.kubectl().run(&["delete", "service", "-n", "cluster-a", "api"]).unwrap();
@@ -178,6 +174,22 @@ async fn a_right_that_is_missing_keeps_the_source_waiting(world: &World) {
     proxy.rules(|rules| rules.answers.clear());
     gateway.until("ExposedCluster a", true).await;
     assert!(gateway.last.policies_required && status().complete);
+}
+
+async fn a_kind_that_is_denied_later_is_not_believed_to_be_missing(world: &World) {
+    let proxy = FaultyApi::default();
+    let mut gateway = Observer::of(KubernetesSource::start(proxy.client(&world.client), settings()));
+    gateway.until("ExposedCluster a", true).await;
+    // The next watch is gone, so that there is a list again.
+    proxy.rules(|rules| {
+        deny(rules);
+        rules.answers.insert(0, ("/exposedclusters?&watch", Answer::Status(410), 1));
+    });
+    let status = gateway.source.status();
+    let is_met = || status().watches[&Kind::ExposedCluster].errors >= 3;
+    gateway.until_it_is_so("the denial is met", is_met).await;
+    assert_eq!((status().lacks, status().clusters_from), (None, ClustersFrom::ExposedClusters));
+    assert!(gateway.last.policies_required && gateway.deleted.is_empty(), "{:?}", gateway.deleted);
 }
 
 async fn a_list_that_lies_once_takes_nothing_away(world: &World) {

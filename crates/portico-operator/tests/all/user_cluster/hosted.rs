@@ -88,13 +88,13 @@ fn what_is_left_out_goes_away_and_what_is_somebody_elses_stays(stage: &Stage, op
         Ok(())
     });
     wait_reason(kubectl, "a", "Ready");
-    assert!(inside.get(&["apiservice", "v1beta1.metrics.k8s.io"]).is_err());
+    assert!(inside.is_gone(&["apiservice", "v1beta1.metrics.k8s.io"]));
     inside.get(&["daemonset", "kube-proxy", "-n", "kube-system"]).unwrap();
     // A mistake changes nothing.
     without("dns");
     let message = wait_reason(kubectl, "a", "Incomplete");
     assert!(message.contains("cannot be used as it is written"), "{message}");
-    assert!(inside.get(&["deployment", "coredns", "-n", "kube-system"]).is_err());
+    assert!(inside.is_gone(&["deployment", "coredns", "-n", "kube-system"]));
     // One by somebody's own choice is named, and stays.
     let coredns = ["deployment", "coredns", "-n", "kube-system"];
     inside.run(&[&["create"][..], &coredns, &["--image=own"]].concat()).unwrap();

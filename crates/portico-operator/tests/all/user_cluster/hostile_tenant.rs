@@ -69,8 +69,11 @@ async fn a_tenant_with_a_mute_webhook_and_many_definitions_holds_up_its_own_clus
         Ok(())
     });
     mute.wait_for_log("accepting connection", Duration::from_secs(1)).unwrap();
-    // While it goes on.
+    // While it goes on. The inside of the good one is the seed's.
+    let made = ["configmap", "cluster-info", "-n", "kube-public"];
+    kubectl.run(&[&["delete"][..], &made].concat()).unwrap();
     touch(&stage, &operator, "good");
+    until("what somebody deleted in the good one to be back", || kubectl.get(&made).map(drop));
     assert!(user_clusters(&operator).reports["good"].ready);
     stage.inside.run(&["delete", "validatingwebhookconfiguration", "never"]).unwrap();
     wait_reason(kubectl, "theirs", "Ready");
