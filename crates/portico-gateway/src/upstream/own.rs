@@ -7,10 +7,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
+use socket2::{Domain, Socket, Type};
 
 use crate::config::Config;
 
@@ -99,14 +100,15 @@ fn is_this_machine(address: SocketAddr) -> io::Result<bool> {
     if address.ip().is_loopback() {
         return Ok(true);
     }
-    let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-    socket.connect(address)?;
-    Ok(socket.local_addr()?.ip() == address.ip())
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+    socket.connect(&address.into())?;
+    Ok(socket.local_addr()?.as_socket().is_some_and(|local| local.ip() == address.ip()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     /// The kernel binds `::ffff:127.0.0.1` as 127.0.0.1.
