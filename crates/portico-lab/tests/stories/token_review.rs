@@ -51,7 +51,7 @@ fn the_token_of_a_service_account_opens_its_own_cluster_until_the_account_is_gon
     assert_eq!(refresh("nowhere", token), not_accepted, "whether a cluster exists is not told");
 
     // A watch through the tunnel, as a pod on a worker would hold one.
-    let watch = gateway.watch(&client, token);
+    let watch = gateway.watch(&client, "watch", token);
     watch.wait_for_log("\"kind\":\"ConfigMap\"", SOON).unwrap();
     cluster_a.kill_api_server();
     cluster_a.start_again().unwrap();
@@ -61,7 +61,8 @@ fn the_token_of_a_service_account_opens_its_own_cluster_until_the_account_is_gon
         "a restart of the API server revokes nothing"
     );
 
-    let watch = gateway.watch(&client, token);
+    // By another name, or the log would have what the first one got.
+    let watch = gateway.watch(&client, "second-watch", token);
     watch.wait_for_log("\"kind\":\"ConfigMap\"", SOON).unwrap();
     kubectl.run(&["delete", "serviceaccount", "agent", "-n", "kube-system"]).unwrap();
     watch.wait(SOON).expect("the tunnel is cut, and with it the watch");
@@ -139,7 +140,7 @@ impl Gateway {
     /// by a certificate, so that nothing but the tunnel rests on the token. Begins with what the API
     /// server has in memory: etcd is shared with other clusters, whose writes it would wait for
     /// otherwise.
-    fn watch(&self, client: &Host, token: &str) -> portico_lab::Process {
+    fn watch(&self, client: &Host, name: &str, token: &str) -> portico_lab::Process {
         let ca = self.ca.display().to_string();
         let proxy = format!("https://{}", self.address);
         let authorization = format!("Authorization: Bearer {token}");
@@ -151,9 +152,7 @@ impl Gateway {
         );
         let way = ["-sS", "-N", "--max-time", "600", "--noproxy", "", "--proxytunnel", "--proxy", &proxy];
         let who = ["--proxy-cacert", &ca, "--proxy-header", &authorization, "--cacert", &ca];
-        client
-            .spawn("watch", "curl", [&way[..], &who, &["--cert", &cert, "--key", &key, url]].concat())
-            .unwrap()
+        client.spawn(name, "curl", [&way[..], &who, &["--cert", &cert, "--key", &key, url]].concat()).unwrap()
     }
 
     fn access_lines(&self) -> String {
