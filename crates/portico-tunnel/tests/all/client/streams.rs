@@ -196,7 +196,9 @@ async fn a_frozen_gateway_gets_no_new_streams_and_keeps_the_old_ones() {
     let (clock, began) = (Clock::new(), Instant::now());
     let is_seen = || client.status().iter().any(|tunnel| tunnel.state == Some(TunnelState::Unresponsive));
     clock.until("it is seen to be frozen", is_seen).await;
-    assert!(began.elapsed() <= Duration::from_secs(3), "{:?}", began.elapsed());
+    // The promise is three seconds. The clock of the test moves by 50 ms, and each of three timers may end a
+    // step late.
+    assert!(began.elapsed() <= Duration::from_millis(3_150), "{:?}", began.elapsed());
     drop(clock);
     tokio::time::resume();
     // Those that the other gateway has already come before the new ones.
