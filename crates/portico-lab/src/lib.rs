@@ -36,6 +36,7 @@ pub mod konnectivity;
 pub mod kubectl;
 pub mod lab;
 pub mod leaks;
+pub mod log_lines;
 pub mod manifests;
 pub mod metrics;
 mod name_server;

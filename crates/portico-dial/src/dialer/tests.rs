@@ -4,16 +4,14 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
+use portico_lab::log_lines::LogLines;
 use portico_lab::pki::Pki;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
 use super::{DialTimeouts, Dialer, ProxyFiles};
 use crate::error::DialError;
@@ -327,32 +325,9 @@ fn a_proxy_of_the_environment_is_not_used_to_reach_this_machine_and_a_configured
     }
 }
 
-/// Counts warnings.
-struct Warnings(Arc<AtomicU32>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
-    }
-
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, Relaxed);
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
 #[tokio::test]
 async fn a_ca_of_the_proxy_that_cannot_be_read_is_news_once_and_not_with_each_attempt() {
-    let warnings = Arc::new(AtomicU32::new(0));
-    let _counted = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
+    let (warnings, _collected) = LogLines::collect(|metadata| *metadata.level() == Level::WARN);
     let (pki, target) = (Pki::new(), GATEWAY.parse().unwrap());
     // Nobody accepts there, so that each attempt ends after the file was looked at.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -367,7 +342,7 @@ async fn a_ca_of_the_proxy_that_cannot_be_read_is_news_once_and_not_with_each_at
         for _ in 0..3 {
             assert!(dialer.connect(&target, address).await.is_err());
         }
-        assert_eq!(warnings.load(Relaxed), news);
+        assert_eq!(warnings.messages().len(), news);
         let problem = dialer.file_problem();
         assert_eq!(problem.is_some_and(|text| text.starts_with("CA of the proxy: ")), content == "broken");
     }

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::harness::{Line, Wire, settings};
@@ -10,6 +9,7 @@ use super::names::{NameServer, Says};
 use crate::common::{Server, UPSTREAM, plaintext};
 use portico_dial::{ClientTls, ClientTlsFiles, Dialer, ProxyFiles, ProxySetting};
 use portico_lab::clock::Clock;
+use portico_lab::log_lines::LogLines;
 use portico_lab::pki::{Authority, Certificate, Pki};
 use portico_tunnel::client::{
     Client, ClientSettings, GatewayAddress, IdentityState, OpenError, Security, TunnelState, TunnelStatus,
@@ -17,8 +17,7 @@ use portico_tunnel::client::{
 use portico_tunnel::{Settings, Tls, TlsFiles};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::Level;
 
 const ONE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const TWO: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -315,32 +314,9 @@ async fn company_of_a_full_tunnel_stays_while_it_would_be_replaced() {
     assert_eq!((live(&client).len(), client.totals().tunnels_opened), (3, 4));
 }
 
-/// Counts warnings.
-struct Warnings(Arc<AtomicU32>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
-    }
-
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, Relaxed);
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
 #[tokio::test]
 async fn a_successor_that_does_not_come_up_is_news_once() {
-    let warnings = Arc::new(AtomicU32::new(0));
-    let _counted = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
+    let (warnings, _collected) = LogLines::collect(|metadata| *metadata.level() == Level::WARN);
     let clock = Clock::new();
     let pki = Pki::new();
     let server = with_tls(&pki).await;
@@ -351,7 +327,7 @@ async fn a_successor_that_does_not_come_up_is_news_once() {
     assert!(tls.reload().unwrap());
     client.certificate_changed();
     clock.until("tried again and again", || client.totals().tunnel_failures >= 5).await;
-    assert_eq!(warnings.load(Relaxed), 1);
+    assert_eq!(warnings.messages().len(), 1);
     assert_eq!(live(&client).len(), 2);
 }
 
