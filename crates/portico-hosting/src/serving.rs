@@ -16,6 +16,8 @@ use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::X509Name;
 
+use crate::join::trust::written;
+
 /// Whose certificates these are.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
 
@@ -145,8 +147,13 @@ pub fn judge(asked: &Asked<'_>, addresses: &[NodeAddress], reserved: &Reserved) 
 /// The names and addresses that a request is for, at least one.
 fn names(asked: &Asked<'_>) -> Result<Vec<NodeAddress>, Unapproved> {
     let unreadable = Unapproved::Unreadable;
-    let (_, pem) = x509_parser::pem::parse_x509_pem(asked.request).map_err(|_| unreadable)?;
-    let (rest, request) = X509CertificationRequest::from_der(&pem.contents).map_err(|_| unreadable)?;
+    let pem = pem::parse(asked.request).map_err(|_| unreadable)?;
+    // Go's parser, by which it is signed, would find another request in a text that has more than this one.
+    let alone = written("CERTIFICATE REQUEST", pem.contents().to_owned());
+    if !without_spaces(asked.request).eq(without_spaces(alone.as_bytes())) {
+        return Err(unreadable);
+    }
+    let (rest, request) = X509CertificationRequest::from_der(pem.contents()).map_err(|_| unreadable)?;
     if !rest.is_empty() {
         return Err(unreadable);
     }
@@ -184,14 +191,20 @@ fn is_subject(subject: &X509Name<'_>, user: &str) -> bool {
     subject.iter_attributes().count() == wanted.len() && wanted.iter().all(has)
 }
 
+fn without_spaces(text: &[u8]) -> impl Iterator<Item = &u8> {
+    text.iter().filter(|byte| !byte.is_ascii_whitespace())
+}
+
+/// An address. The signer writes an IPv4 address that is mapped into IPv6 as the IPv4 address.
 fn ip(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+    let ip = v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()?;
+    Some(ip.to_canonical())
 }
 
 fn same(one: &NodeAddress, other: &NodeAddress) -> bool {
     match (one, other) {
-        (NodeAddress::Ip(one), NodeAddress::Ip(other)) => one == other,
+        (NodeAddress::Ip(one), NodeAddress::Ip(other)) => one.to_canonical() == other.to_canonical(),
         (NodeAddress::Name(one), NodeAddress::Name(other)) => one.eq_ignore_ascii_case(other),
         _ => false,
     }
@@ -205,6 +218,9 @@ impl Reserved {
                 never || self.networks.iter().any(|network| network.contains(ip))
             }
             NodeAddress::Name(name) => {
+                if let Ok(ip) = name.parse::<IpAddr>() {
+                    return self.has(&NodeAddress::Ip(ip.to_canonical()));
+                }
                 let name = name.to_ascii_lowercase();
                 let labels: Vec<&str> = name.trim_end_matches('.').split('.').collect();
                 // As pods write the names of Services: with some of the labels at the end.

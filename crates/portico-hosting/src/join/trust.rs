@@ -2,18 +2,20 @@
 //!
 //! The hash is that of kubeadm's `--discovery-token-ca-cert-hash`. A machine reads `cluster-info` over a
 //! connection that it cannot verify yet. From the answer it keeps only certificates with a pinned key.
-//! kubeadm keeps the others too if one of them fits.
+//! kubeadm keeps the others too if one of them fits. What is kept is written anew: of a text that was made to
+//! deceive, another parser may read other certificates.
 
 use std::fmt;
 use std::str::FromStr;
 
 use aws_lc_rs::digest::{SHA256, digest};
+use pem::{EncodeConfig, LineEnding, Pem};
 use portico_pki::read_cluster_info;
 use serde_json::Value;
 use thiserror::Error;
 use x509_parser::parse_x509_certificate;
-use x509_parser::pem::Pem;
 
+const CERTIFICATE: &str = "CERTIFICATE";
 const PREFIX: &str = "sha256:";
 const END: &str = "-----END CERTIFICATE-----";
 /// More certificates than any cluster has, of which one is parsed after the other.
@@ -43,13 +45,14 @@ pub enum Untrusted {
 impl CaHash {
     /// The hashes of the authorities in this PEM.
     pub fn all(pem: &str) -> Vec<Self> {
-        blocks(pem).filter_map(Self::of).collect()
+        certificates(pem).map(|(hash, _)| hash).collect()
     }
 
-    fn of(block: &str) -> Option<Self> {
-        let (pem, _) = Pem::read(std::io::Cursor::new(block)).ok()?;
-        let (_, certificate) = parse_x509_certificate(&pem.contents).ok()?;
-        digest(&SHA256, certificate.public_key().raw).as_ref().try_into().ok().map(Self)
+    /// That of a certificate in DER.
+    fn of(certificate: &[u8]) -> Option<Self> {
+        let (rest, certificate) = parse_x509_certificate(certificate).ok()?;
+        let hash = digest(&SHA256, certificate.public_key().raw).as_ref().try_into().ok().map(Self);
+        hash.filter(|_| rest.is_empty())
     }
 }
 
@@ -85,8 +88,8 @@ pub fn pinned(cluster_info: &Value, pins: &[CaHash]) -> Result<String, Untrusted
     let text = cluster_info.pointer("/data/kubeconfig").and_then(Value::as_str);
     let text = text.ok_or_else(|| unreadable("it has no kubeconfig"))?;
     let authority = read_cluster_info(text).map_err(|error| unreadable(&error.to_string()))?;
-    let fits = |block: &&str| CaHash::of(block).is_some_and(|hash| pins.contains(&hash));
-    let kept: String = blocks(&authority).filter(fits).map(|block| format!("{block}\n")).collect();
+    let kept = certificates(&authority).filter(|(hash, _)| pins.contains(hash));
+    let kept: String = kept.map(|(_, certificate)| written(CERTIFICATE, certificate)).collect();
     if kept.is_empty() {
         let found: Vec<String> = CaHash::all(&authority).iter().map(ToString::to_string).collect();
         return Err(Untrusted::OtherKey { found: found.join(", ") });
@@ -96,18 +99,24 @@ pub fn pinned(cluster_info: &Value, pins: &[CaHash]) -> Result<String, Untrusted
 
 /// The name of the node that a client certificate of a kubelet, in PEM, belongs to.
 pub fn node_of(certificate: &str) -> Option<String> {
-    let (pem, _) = Pem::read(std::io::Cursor::new(certificate)).ok()?;
-    let (_, certificate) = parse_x509_certificate(&pem.contents).ok()?;
+    let pem = pem::parse(certificate).ok()?;
+    let (_, certificate) = parse_x509_certificate(pem.contents()).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
     name.strip_prefix("system:node:").map(str::to_owned)
 }
 
-/// The certificates of a PEM, each as it stands there.
-fn blocks(pem: &str) -> impl Iterator<Item = &str> {
-    let begin = |block: &str| block.find("-----BEGIN CERTIFICATE-----");
-    pem.split_inclusive(END)
-        .filter_map(move |block| block.get(begin(block)?..).filter(|block| block.ends_with(END)))
-        .take(MOST)
+/// DER in PEM, as every parser reads it.
+pub(crate) fn written(label: &str, der: Vec<u8>) -> String {
+    pem::encode_config(&Pem::new(label, der), EncodeConfig::new().set_line_ending(LineEnding::LF))
+}
+
+/// The certificates of a PEM in DER, each with its hash. One that cannot be read costs no other.
+fn certificates(pem: &str) -> impl Iterator<Item = (CaHash, Vec<u8>)> {
+    let certificate = |block| {
+        let certificate = pem::parse(block).ok()?.into_contents();
+        Some((CaHash::of(&certificate)?, certificate))
+    };
+    pem.split_inclusive(END).take(MOST).filter_map(certificate)
 }
 
 #[cfg(test)]
@@ -148,6 +157,30 @@ mod tests {
         assert_eq!(CaHash::all(&kept), CaHash::all(&ours));
         let refused = pinned(&info(&theirs), &pins).unwrap_err();
         assert!(refused.to_string().contains(&CaHash::all(&theirs)[0].to_string()), "{refused}");
+    }
+
+    /// One parser ignores what stands behind BEGIN on its line, another takes it for the certificate.
+    #[test]
+    fn nobody_but_a_pinned_authority_is_trusted_by_any_parser() {
+        let [ours, theirs] = ["ours", "theirs"].map(authority);
+        let pins = CaHash::all(&ours);
+        let body =
+            |pem: &str| pem.lines().filter(|line| !line.starts_with('-')).collect::<Vec<_>>().join("\n");
+        let [our_body, their_body] = [&ours, &theirs].map(|pem| body(pem));
+        let cut = their_body.replace('\n', "").trim_end_matches('=').to_owned();
+        let (begin, other) = ("-----BEGIN CERTIFICATE-----", "-----BEGIN X-----\n-----END X-----");
+        for text in [
+            format!("{begin}{}\n{our_body}\n{END}", &cut[..cut.len() / 4 * 4]),
+            format!("{begin}\n{our_body}\n-----END X-----\n{other}\n{begin}\n{their_body}\n{END}"),
+            format!("{begin}x\n{our_body}\n{END}\n{theirs}"),
+            format!("{begin}{our_body}{END}{begin}{their_body}{END}"),
+        ] {
+            match pinned(&info(&text), &pins) {
+                Ok(kept) => assert!(kept.lines().eq(ours.lines()), "{kept}"),
+                Err(Untrusted::OtherKey { .. }) => {}
+                Err(other) => panic!("{other}: {text}"),
+            }
+        }
     }
 
     #[test]

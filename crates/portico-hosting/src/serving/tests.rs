@@ -45,7 +45,9 @@ fn addresses() -> Vec<NodeAddress> {
         name("worker-1"),
         name("a.north.example.com"),
         ip("10.240.16.1"),
+        ip("::ffff:10.240.16.1"),
         ip("127.0.0.1"),
+        ip("::ffff:127.0.0.1"),
         name("kubernetes.default.svc"),
         name("api.cluster.local"),
         name("*.example.org"),
@@ -109,13 +111,34 @@ fn a_node_that_says_it_is_the_control_plane_does_not_become_it() {
         "A.north.example.com",
         "konnectivity-server.a.north.example.com",
         "10.240.16.1",
+        "::ffff:10.240.16.1",
         "127.0.0.1",
+        "::ffff:127.0.0.1",
         "kubernetes",
         "kubernetes.default.svc",
         "api.cluster.local",
         "*.example.org",
     ] {
         assert_eq!(judged(&own(&["worker-1", name])), Err(Unapproved::Reserved), "{name}");
+    }
+}
+
+/// Go skips a block that does not please it, and takes the next one.
+#[test]
+fn a_text_in_which_the_signer_may_find_another_request_is_refused() {
+    let [own, other] = [&["worker-1"][..], &["kubernetes"]].map(own);
+    let begin = "-----BEGIN CERTIFICATE REQUEST-----";
+    for text in [
+        format!("{}{other}", own.replace(begin, &format!("{begin}x"))),
+        format!("{own}{other}"),
+        format!("{other}{own}"),
+        format!("{own}x"),
+        format!("x{own}"),
+        own.replace("CERTIFICATE REQUEST", "CERTIFICATE"),
+        own.replace("END CERTIFICATE REQUEST", "END X"),
+        own.replace(begin, &format!("{begin}\nkind: x\n")),
+    ] {
+        assert_eq!(judged(&text), Err(Unapproved::Unreadable), "{text}");
     }
 }
 
