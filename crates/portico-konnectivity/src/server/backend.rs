@@ -179,7 +179,8 @@ pub(crate) struct Authenticated {
 /// Bytes that wait for their turn among those of other connections.
 #[derive(Debug)]
 enum Item {
-    Bytes(Bytes),
+    /// They count there until they are taken.
+    Bytes(Bytes, Arc<Reservation>),
     /// CLOSE_REQ behind all bytes of its connection.
     Close,
 }
@@ -472,7 +473,8 @@ async fn write(backend: &Backend, mut outgoing: Outgoing, sender: &mut Sender) -
             }
             Some((connection, item)) = outgoing.data.recv() => match item {
                 Item::Close => Packet::CloseRequest(connection),
-                Item::Bytes(payload) => {
+                Item::Bytes(payload, held) => {
+                    held.release(payload.len());
                     last = "DATA";
                     counters.data_packet(Segment::ToAgent);
                     sender.send(DataHead::new(connection, payload.len()).as_bytes(), payload);

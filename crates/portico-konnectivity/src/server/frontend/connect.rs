@@ -31,8 +31,9 @@ use crate::server::relay::{FrontendLost, Sink, Source, relay};
 use crate::server::settings::{ANSWER, CLOSING, REQUEST};
 use crate::server::shared::{DialError, Shared};
 
-/// Most bytes that are read behind the head before the endpoint is connected.
-const MAX_EARLY: usize = 64 * 1024;
+/// Most bytes that are read behind the head before the endpoint is connected. Thousands of dials may be under
+/// way. The rest waits in the kernel.
+const MAX_EARLY: usize = 4 * 1024;
 
 /// Bytes for which a read of the head makes room. Those of kube-apiserver have a hundred.
 const READ_HEAD: usize = 1024;

@@ -64,6 +64,31 @@ async fn what_follows_the_request_is_kept_for_the_endpoint() {
 }
 
 #[tokio::test]
+async fn what_frontends_send_and_an_agent_does_not_take_counts_in_the_memory() {
+    const MEMORY: usize = 256 << 10;
+    let rig = Rig::with(Mode::HttpConnect, |settings| settings.memory = MEMORY).await;
+    let mut agent = rig.agent("a").await;
+    let mut frontends = Vec::new();
+    for number in 1..=40 {
+        let mut frontend = rig.http("node:1").await;
+        agent.accepts("node:1", number).await;
+        assert_eq!(head(&mut frontend).await, ESTABLISHED);
+        frontends.push(frontend);
+    }
+    // It takes no packet from here on, and gives no window.
+    for frontend in &mut frontends {
+        frontend.write_all(&[7; 64 << 10]).await.unwrap();
+    }
+    let by_memory = || {
+        let mut ends = rig.status.counters().ends();
+        ends.find(|(reason, _)| *reason == "memory").is_some_and(|(_, count)| count > 0)
+    };
+    until(by_memory).await;
+    assert!(rig.status.established() > 0, "not all of them");
+    until(|| rig.status.memory().0 <= MEMORY).await;
+}
+
+#[tokio::test]
 async fn failures_are_answered_as_upstream_does() {
     let (rig, mut agent) = rig().await;
     for (error, status) in [
