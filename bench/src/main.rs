@@ -148,6 +148,9 @@ struct Arguments {
     /// Let Envoy write an access line a connection, as KKP configures it; the others write none.
     #[arg(long)]
     envoy_access_log: bool,
+    /// Size of HAProxy's pipes for splice; those of Portico have 1048576. Without it, HAProxy's default.
+    #[arg(long, value_name = "BYTES")]
+    haproxy_pipe_bytes: Option<u32>,
     /// First of about 500 loopback ports the run uses.
     #[arg(long, default_value_t = 21_000)]
     base_port: u16,
@@ -284,7 +287,7 @@ fn proxies(arguments: &Arguments) -> Result<Vec<Box<dyn Proxy>>> {
             }
             Peer::Haproxy => {
                 require(Path::new("/usr/sbin/haproxy"), "bench/install.sh brings it")?;
-                Box::new(proxy::haproxy::Haproxy)
+                Box::new(proxy::haproxy::Haproxy { pipe_bytes: arguments.haproxy_pipe_bytes })
             }
             Peer::Envoy => {
                 let program = envoy_program(&arguments.cache)?;

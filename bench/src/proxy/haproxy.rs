@@ -1,7 +1,7 @@
 //! HAProxy: TCP mode, a map from server name to backend, splice both ways.
 //!
 //! As the others do for a cluster with one endpoint, it tries once to connect (its default is three times
-//! more). Its pipes for splice have their default of 64 KiB, a sixteenth of Portico's.
+//! more).
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -13,7 +13,10 @@ use super::{Proxy, Running, passthrough_routes, stage};
 use crate::site::Site;
 
 /// Debian's HAProxy.
-pub(crate) struct Haproxy;
+pub(crate) struct Haproxy {
+    /// Bytes of a pipe for splice. Its default is that of the kernel, 64 KiB, a sixteenth of Portico's.
+    pub(crate) pipe_bytes: Option<u32>,
+}
 
 impl Proxy for Haproxy {
     fn name(&self) -> &'static str {
@@ -31,6 +34,7 @@ impl Proxy for Haproxy {
             }
         }
         stage(map.clone(), routes)?.publish()?;
+        let pipes = self.pipe_bytes.map(|bytes| format!("  tune.pipesize {bytes}\n")).unwrap_or_default();
         stage(
             site.dir.join("haproxy.cfg"),
             format!(
@@ -38,7 +42,7 @@ impl Proxy for Haproxy {
   nbthread 1
   maxconn 4000
   pidfile {pid}
-defaults
+{pipes}defaults
   mode tcp
   option splice-request
   option splice-response
