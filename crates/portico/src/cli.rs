@@ -506,30 +506,72 @@ mod tests {
         "portico/src/verb/operator.rs",
     ];
 
-    #[test]
-    fn sockets_that_accept_are_made_only_where_a_row_is_known() {
-        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut folders = vec![crates.to_owned()];
+    /// Every file of code below `folder`, by its name from there, without its tests.
+    fn code_in(folder: &std::path::Path) -> Vec<(String, String)> {
+        let mut folders = vec![folder.to_owned()];
         let mut found = Vec::new();
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
+        while let Some(inner) = folders.pop() {
+            for entry in std::fs::read_dir(inner).unwrap() {
                 let path = entry.unwrap().path();
-                let name = path.strip_prefix(crates).unwrap().display().to_string();
+                let name = path.strip_prefix(folder).unwrap().display().to_string();
                 let is_test = name.contains("tests") || name.contains("/examples") || name.contains("/fuzz");
                 if path.is_dir() {
                     folders.extend((!is_test && !name.starts_with("portico-lab")).then_some(path));
-                } else if name.ends_with(".rs") && !is_test && name.contains("/src/") {
+                } else if name.ends_with(".rs") && !is_test {
                     let text = std::fs::read_to_string(&path).unwrap();
-                    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-                    if code.contains("Listener::bind(") || code.contains("listen(") && code.contains(".bind(")
-                    {
-                        found.push(name);
-                    }
+                    found.push((name, text.split("#[cfg(test)]").next().unwrap_or_default().to_owned()));
                 }
             }
         }
+        found
+    }
+
+    #[test]
+    fn sockets_that_accept_are_made_only_where_a_row_is_known() {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let accepts = |code: &str| {
+            code.contains("Listener::bind(") || code.contains("listen(") && code.contains(".bind(")
+        };
+        let mut found: Vec<String> = code_in(crates)
+            .into_iter()
+            .filter(|(name, code)| name.contains("/src/") && accepts(code))
+            .map(|(name, _)| name)
+            .collect();
         found.sort_unstable();
         assert_eq!(found, BINDING, "these accept connections: name each in BINDING, with its flag");
+    }
+
+    /// Where the operator's crate opens connections, and the rows for them. The seed's API is asked by way of
+    /// portico-kube. A new place needs a row, or a reason here.
+    const DIALLING: [(&str, &[&str]); 7] = [
+        ("ask.rs", &["portico-operator-gateway-admin", "portico-operator-etcd"]),
+        // Names are looked up, nothing is connected to.
+        ("controllers/exposure/resolver.rs", &[]),
+        ("controllers/user_cluster/approver.rs", &["portico-operator-api-server"]),
+        ("controllers/user_cluster/inside.rs", &["portico-operator-api-server"]),
+        ("controllers/user_cluster/proofs.rs", &["portico-operator-sni", "portico-operator-node-port"]),
+        ("controllers/user_cluster/proofs/presented.rs", &["portico-operator-api-server"]),
+        ("monitored/scrape.rs", &["portico-metrics-control-plane"]),
+    ];
+
+    #[test]
+    fn the_operator_opens_connections_only_where_a_row_is_known() {
+        let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../portico-operator/src");
+        let mut found: Vec<String> = code_in(&source)
+            .into_iter()
+            .filter(|(_, code)| code.contains("TcpStream::connect(") || code.contains("Dialer::"))
+            .map(|(name, _)| name)
+            .collect();
+        found.sort_unstable();
+        let known = DIALLING.map(|(place, _)| place);
+        assert_eq!(found, known, "these open connections: name each in DIALLING, with its rows");
+        let product = portico_ports::model::product("portico").unwrap();
+        for (place, ids) in DIALLING {
+            for id in ids {
+                let row = product.rows.iter().find(|row| row.id == *id);
+                assert_eq!(row.map(|row| row.source.role), Some("seed"), "{place}: {id}");
+            }
+        }
     }
 
     #[test]

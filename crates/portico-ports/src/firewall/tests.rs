@@ -168,7 +168,11 @@ fn cilium_is_not_told_to_refuse_pods_that_no_cidr_rule_of_it_can_allow() {
         let rules = ruleset("portico", role, &["strategy=Tunneling"], PODS).unwrap();
         Target::Cilium.write(&rules, &Writing { default_deny, selector: &[], namespace: "portico" })
     };
-    for (role, row) in [("front", "portico-gateway-api-server"), ("worker", "portico-pods-agent")] {
+    for (role, row) in [
+        ("front", "portico-gateway-api-server"),
+        ("seed", "portico-operator-api-server"),
+        ("worker", "portico-pods-agent"),
+    ] {
         let refused = write(role, true).unwrap_err().to_string();
         assert!(refused.starts_with(row) && refused.contains("labels"), "{refused}");
         assert!(write(role, false).unwrap().text.contains("enableDefaultDeny"), "{role}");
@@ -178,7 +182,7 @@ fn cilium_is_not_told_to_refuse_pods_that_no_cidr_rule_of_it_can_allow() {
     let refused = Target::Cilium.write(&kkp, &writing).unwrap_err().to_string();
     assert!(refused.starts_with("API servers of user clusters: "), "no row of KKP's has them: {refused}");
     assert!(
-        write("seed", true).unwrap().text.contains("enableDefaultDeny"),
+        write("seed-api", true).unwrap().text.contains("enableDefaultDeny"),
         "it has no pods at the other end"
     );
 }

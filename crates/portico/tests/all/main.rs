@@ -12,6 +12,7 @@ mod command_line;
 mod common;
 mod control_plane;
 mod demo;
+mod deployed;
 mod etcd;
 mod fd_exhaustion;
 mod firewalled;

@@ -3,6 +3,7 @@
 
 use std::process::Output;
 
+use portico_yaml::Documents;
 use serde_json::{Value, json};
 
 use crate::common::{directory, run, stderr, stdout};
@@ -244,6 +245,42 @@ fn each_mistake_in_an_inventory_is_reported_with_its_line_and_a_remedy() {
     for wanted in ["site.yaml:1: ", "site.yaml:2: ", "site.yaml:3: ", "site.yaml:4: ", "did you mean worker?"]
     {
         assert!(said.contains(wanted), "{said}");
+    }
+}
+
+/// Where each role has a network of its own.
+const SEED: &str = "user: [any]\nworker: [10.0.1.0/24]\nseed-api: [10.0.3.7]\nfront: [10.244.1.0/24]\n\
+                    seed: [10.244.2.0/24]\ncontrol-plane: [10.244.3.0/24]\nprobes: [10.244.4.0/24]\n\
+                    worker-pods: [10.245.0.0/16]\n";
+
+#[test]
+fn policies_of_the_seeds_pods_admit_operator_metrics_and_prometheus() {
+    let metrics = [2378, 6443, 8134, 10257, 10259].as_slice();
+    for (role, direction, peer, ports) in [
+        ("seed", "ingress", "10.244.4.0/24", [8002, 8007].as_slice()),
+        ("seed", "ingress", "10.0.3.7/32", &[8002, 9443]),
+        ("seed", "egress", "10.244.1.0/24", &[6443, 8002]),
+        ("seed", "egress", "10.244.3.0/24", metrics),
+        ("seed", "egress", "10.0.3.7/32", &[6443]),
+        ("front", "ingress", "10.244.2.0/24", &[8002]),
+        ("front", "ingress", "10.244.4.0/24", &[8002]),
+        ("front", "ingress", "10.0.3.7/32", &[8002]),
+        ("control-plane", "ingress", "10.244.2.0/24", metrics),
+        ("control-plane", "ingress", "10.244.1.0/24", &[6443, 8132]),
+    ] {
+        let flags = ["--for", "networkpolicy", "--product", "portico", "--strategy", "Tunneling", "--role"];
+        let output = firewall(SEED, &[&flags[..], &[role]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let text = stdout(&output);
+        let policy = Documents::new(&text).next().unwrap().unwrap().to_value();
+        let side = if direction == "ingress" { "from" } else { "to" };
+        let entries = policy["spec"][direction].as_array().unwrap().iter();
+        let of_peer = entries.filter(|entry| entry[side][0]["ipBlock"]["cidr"] == peer);
+        let admitted: Vec<_> = of_peer.flat_map(|entry| entry["ports"].as_array().unwrap()).collect();
+        for port in ports {
+            let is_there = admitted.iter().any(|admitted| admitted["port"] == *port);
+            assert!(is_there, "{role}, {direction}, {peer}: {port} is missing\n{text}");
+        }
     }
 }
 
