@@ -1,11 +1,12 @@
-//! The manifests in `deploy/` and of hosted control planes, held against the model of network requirements.
+//! The manifests in `deploy/` and of hosted control planes, held against the model of network requirements,
+//! and against what scrapes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use portico_ports::model::{self, Ports};
 use portico_yaml::Documents;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::{directory, run, stderr, stdout};
 
@@ -169,4 +170,38 @@ fn every_port_of_a_hosted_control_plane_has_a_row_and_so_has_whom_its_policies_a
         let compared: usize = policies.map(|policy| compare_policy(policy, "control-plane")).sum();
         assert_eq!(compared, rules, "{layout}");
     }
+}
+
+/// The Prometheus Operator does not read the annotations `prometheus.io/*`.
+#[test]
+fn every_pod_with_metrics_is_scraped_by_the_pod_monitor_and_named_by_its_series() {
+    let all = deployed();
+    let monitor = &all.iter().find(|(file, _)| file == "pod-monitor.yaml").unwrap().1;
+    let chosen = &monitor["spec"]["selector"]["matchExpressions"][0];
+    assert_eq!((&chosen["key"], &chosen["operator"]), (&json!("app.kubernetes.io/name"), &json!("In")));
+    let endpoints = monitor["spec"]["podMetricsEndpoints"].as_array().unwrap();
+    let mut scraped = BTreeSet::new();
+    for (file, object) in &all {
+        let pod = &object["spec"]["template"];
+        let annotations = &pod["metadata"]["annotations"];
+        let annotation = |name: &str| annotations[format!("prometheus.io/{name}")].as_str();
+        let Some(port) = annotation("port") else { continue };
+        let port: u64 = port.parse().unwrap();
+        let name = &pod["metadata"]["labels"]["app.kubernetes.io/name"];
+        assert!(chosen["values"].as_array().unwrap().contains(name), "{file}: {name}");
+        assert_eq!(object["metadata"]["namespace"], monitor["metadata"]["namespace"], "{file}");
+        let ports = pod["spec"]["containers"][0]["ports"].as_array().unwrap();
+        let named = ports.iter().find(|known| known["containerPort"] == port).unwrap();
+        let of_port = endpoints.iter().filter(|endpoint| endpoint["port"] == named["name"]);
+        let [scrape] = of_port.collect::<Vec<_>>()[..] else { panic!("{file}: {endpoints:?}") };
+        assert_eq!(scrape["path"].as_str(), annotation("path"), "{file}");
+        // Alerts name a pod by `instance`.
+        let relabelings =
+            json!([{"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"}]);
+        assert_eq!(scrape["relabelings"], relabelings, "{file}");
+        scraped.insert(name.as_str().unwrap());
+    }
+    let chosen: BTreeSet<_> =
+        chosen["values"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    assert_eq!(scraped, chosen);
 }
