@@ -162,7 +162,10 @@ impl Facts<'_> {
         if self.members > 1 {
             objects.push(self.budget(etcd::NAME, json!({"minAvailable": self.members / 2 + 1})));
         }
-        objects.push(self.budget(api_server::NAME, json!({"maxUnavailable": 1})));
+        // A replica that is not ready serves nobody, and must not keep its node from being drained. A member
+        // of etcd counts all the same: it may be the one that has the data.
+        let budget = json!({"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"});
+        objects.push(self.budget(api_server::NAME, budget));
         objects.push(self.etcd_set());
         objects.push(self.api_servers());
         objects.push(self.deployment(controller_manager::program(self)));
