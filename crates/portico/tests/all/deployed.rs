@@ -205,3 +205,14 @@ fn every_pod_with_metrics_is_scraped_by_the_pod_monitor_and_named_by_its_series(
         chosen["values"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     assert_eq!(scraped, chosen);
 }
+
+#[test]
+fn a_pod_that_is_not_ready_keeps_no_node_from_being_drained() {
+    let all = deployed();
+    let budgets = all.iter().filter(|(_, object)| object["kind"] == "PodDisruptionBudget");
+    let policies: Vec<_> = budgets
+        .map(|(file, budget)| (file.as_str(), budget["spec"]["unhealthyPodEvictionPolicy"].as_str()))
+        .collect();
+    assert_eq!(policies.len(), 5, "{policies:?}");
+    assert!(policies.iter().all(|(_, policy)| *policy == Some("AlwaysAllow")), "{policies:?}");
+}
