@@ -1,12 +1,17 @@
 //! What the code under test logs on the thread of a test.
 
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, set_default};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Dispatch, Event, Metadata, Subscriber};
+
+/// Collects nothing. Beside a second collector each thread is asked whether it wants a line. With one alone
+/// the thread that comes by the line first is asked for all, and that may be another test's.
+static BESIDE: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(LogLines { wanted: |_| false, messages: Arc::default() }));
 
 /// The messages of log lines, in their order.
 #[derive(Debug, Clone)]
@@ -18,6 +23,7 @@ pub struct LogLines {
 impl LogLines {
     /// Collects the `wanted` lines that this thread logs, until the guard is dropped.
     pub fn collect(wanted: fn(&Metadata<'_>) -> bool) -> (Self, DefaultGuard) {
+        LazyLock::force(&BESIDE);
         let lines = Self { wanted, messages: Arc::default() };
         (lines.clone(), set_default(lines))
     }
