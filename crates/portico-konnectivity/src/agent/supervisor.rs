@@ -70,9 +70,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, sessions: Arc<Sessions>) {
         under_way: FuturesUnordered::new(),
         trying: Trying::default(),
         ended_early: Arc::default(),
-        lines: LineLimit::default(),
-        file_lines: LineLimit::default(),
-        started: Instant::now(),
+        lines: Arc::new(Lines::new()),
         shared: Arc::clone(&shared),
     };
     let mut draining = shared.draining();
@@ -271,11 +269,37 @@ struct Supervisor {
     trying: Trying,
     /// Whether a session has ended within an interval, since the last one began.
     ended_early: Arc<AtomicBool>,
-    /// Limit of log lines about attempts that failed: one may fail each second, for ever.
-    lines: LineLimit,
-    /// Limit of log lines about files that cannot be used, which may be as frequent.
-    file_lines: LineLimit,
+    lines: Arc<Lines>,
+}
+
+/// Limits of log lines. What they are about may happen each second, for ever.
+struct Lines {
+    /// Attempts that failed.
+    attempts: LineLimit,
+    /// Files that cannot be used.
+    files: LineLimit,
+    /// Servers that come.
+    comings: LineLimit,
+    /// Servers that are lost.
+    losses: LineLimit,
     started: Instant,
+}
+
+impl Lines {
+    fn new() -> Self {
+        Self {
+            attempts: LineLimit::default(),
+            files: LineLimit::default(),
+            comings: LineLimit::default(),
+            losses: LineLimit::default(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Whether a line may be written, and how many were not.
+    fn admit(&self, of: &LineLimit) -> Option<u64> {
+        of.admit(Pace::WARNINGS, self.started.elapsed())
+    }
 }
 
 impl Supervisor {
@@ -289,7 +313,7 @@ impl Supervisor {
     /// Whether there may be another session.
     fn has_room(&self) -> bool {
         let has_room = self.sessions.all().len() + self.under_way.len() < MAX_SESSIONS;
-        if !has_room && let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+        if !has_room && let Some(left_out) = self.lines.admit(&self.lines.attempts) {
             tracing::warn!(
                 servers = MAX_SESSIONS,
                 left_out,
@@ -349,7 +373,7 @@ impl Supervisor {
 
     fn failed(&self, target: &Target, error: &AttemptError) -> Attempt {
         self.shared.counters.join_failures.fetch_add(1, Relaxed);
-        if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+        if let Some(left_out) = self.lines.admit(&self.lines.attempts) {
             // It may repeat what the server sent.
             let error = printable(&error.to_string());
             tracing::warn!(server = %target, %error, left_out, "cannot connect to a server");
@@ -360,7 +384,7 @@ impl Supervisor {
     /// Reads certificate, CA and token again: connections are rare, and the files are small.
     fn reload(&self) {
         let settings = &self.shared.settings;
-        let admitted = || self.file_lines.admit(Pace::WARNINGS, self.started.elapsed());
+        let admitted = || self.lines.admit(&self.lines.files);
         if let Err(error) = settings.tls.reload()
             && let Some(left_out) = admitted()
         {
@@ -375,15 +399,18 @@ impl Supervisor {
 
     fn add(&mut self, joined: Joined) {
         let session = Arc::clone(&joined.session);
-        tracing::info!(
-            server = &**session.server(),
-            address = %session.address(),
-            servers = joined.count,
-            streams = session.has_streams(),
-            "connected to a server"
-        );
+        if let Some(left_out) = self.lines.admit(&self.lines.comings) {
+            tracing::info!(
+                server = &**session.server(),
+                address = %session.address(),
+                servers = joined.count,
+                streams = session.has_streams(),
+                left_out,
+                "connected to a server"
+            );
+        }
         self.responses = joined.count;
-        let listed = Listed::new(&self.shared, &self.sessions, session);
+        let listed = Listed::new(self, session);
         let interval = self.shared.settings.sync_interval;
         let ended_early = Arc::clone(&self.ended_early);
         self.tasks.spawn(async move {
@@ -404,16 +431,19 @@ impl Supervisor {
 struct Listed {
     shared: Arc<Shared>,
     sessions: Arc<Sessions>,
+    lines: Arc<Lines>,
     session: Arc<Session>,
 }
 
 impl Listed {
-    fn new(shared: &Arc<Shared>, sessions: &Arc<Sessions>, session: Arc<Session>) -> Self {
+    fn new(supervisor: &Supervisor, session: Arc<Session>) -> Self {
+        let Supervisor { shared, sessions, lines, .. } = supervisor;
         sessions.add(Arc::clone(&session));
         if shared.is_draining() {
             session.drain();
         }
-        Self { shared: Arc::clone(shared), sessions: Arc::clone(sessions), session }
+        let (shared, sessions, lines) = (Arc::clone(shared), Arc::clone(sessions), Arc::clone(lines));
+        Self { shared, sessions, lines, session }
     }
 
     fn ended(self, ended: &Ended) {
@@ -422,8 +452,9 @@ impl Listed {
         counter.fetch_add(1, Relaxed);
         let code = usize::from(ended.code().number());
         counters.stream_errors[code.min(Code::COUNT - 1)].fetch_add(1, Relaxed);
-        let connections = self.session.connections();
-        tracing::warn!(server = &**self.session.server(), connections, reason = %ended, "a server is gone");
+        let Some(left_out) = self.lines.admit(&self.lines.losses) else { return };
+        let (server, connections) = (&**self.session.server(), self.session.connections());
+        tracing::warn!(server, connections, reason = %ended, left_out, "a server is gone");
     }
 }
 

@@ -17,11 +17,12 @@ use portico_dial::{Dialer, Target, TokenFile};
 use portico_konnectivity::agent::{Agent, CountSource, Leases};
 use portico_lab::clock::Clock;
 use portico_lab::faulty_api::{Answer, FaultyApi};
+use portico_lab::log_lines::LogLines;
 use portico_lab::pki::Pki;
 use portico_net::memory::Reservation;
 use portico_wire::konnectivity::{ConnectId, Packet};
 use tokio::net::{TcpListener, UdpSocket};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower::service_fn;
 
 use super::support::*;
@@ -198,6 +199,29 @@ async fn a_server_that_ends_each_connection_at_once_is_tried_again_after_a_pause
     clock.pass(PAUSE / 2).await;
     assert!(server.connects.is_empty(), "it connects again at once");
     clock.by(server.connect()).await;
+}
+
+#[tokio::test]
+async fn a_server_that_ends_each_connection_is_some_lines_of_the_log() {
+    const TIMES: u64 = 100;
+    let (lines, _collected) =
+        LogLines::collect(|metadata| metadata.target().starts_with("portico_konnectivity"));
+    let (agent, mut server, connect) = connected(Says::upstream("s")).await;
+    let (clock, begun) = (Clock::new(), Instant::now());
+    let mut next = Some(connect);
+    while agent.counters().lost.load(Relaxed) < TIMES {
+        let mut connect = match next.take() {
+            Some(connect) => connect,
+            None => clock.by(server.connect()).await,
+        };
+        connect.to_agent.send_reset(h2::Reason::CANCEL);
+    }
+    // Some at once, and then one each so often.
+    let most = 11 + begun.elapsed().as_secs() / 10;
+    for text in ["connected to a server", "a server is gone"] {
+        let count = lines.messages().iter().filter(|line| *line == text).count() as u64;
+        assert!((1..=most.min(TIMES - 1)).contains(&count), "{text}: {count}, and {most} are the most");
+    }
 }
 
 #[tokio::test]
