@@ -23,7 +23,7 @@ use super::backend::{self, Authenticated, Backend, Opened};
 use super::counters::Counted;
 use super::http2::{self, ConnectionError, Limits, Peer};
 use super::native::NativeStream;
-use super::settings::{HELLO, MAX_PING, MAX_STREAMS, PING_TIMEOUT};
+use super::settings::{HELLO, MAX_STREAMS, PING_TIMEOUT};
 use super::shared::Shared;
 use super::unauthenticated::Unauthenticated;
 use crate::grpc::{Call, Status};
@@ -79,7 +79,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     let limits = Limits {
         streams: MAX_STREAMS,
         stream_window: window.clamp(64 * 1024, 1 << 30),
-        ping: (shared.settings.keepalive.min(MAX_PING), PING_TIMEOUT),
+        ping: (shared.settings.keepalive, PING_TIMEOUT),
         deadline,
         idle: None,
     };

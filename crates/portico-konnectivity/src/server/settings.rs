@@ -20,10 +20,6 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 /// nothing came since the first. A half-open one is found within three of them: ten seconds.
 pub(crate) const NATIVE_PING: Duration = Duration::from_secs(3);
 
-/// The longest interval of PINGs to an upstream agent. A server with the default of one hour keeps vanished
-/// agents for as long.
-pub(crate) const MAX_PING: Duration = Duration::from_secs(30);
-
 /// How long an upstream peer may take to answer a PING. As upstream's server.
 pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -77,7 +73,7 @@ pub struct Settings {
     pub connection_buffer: usize,
     /// Bytes of all connections together that wait for frontends that do not read.
     pub memory: usize,
-    /// Silence of an agent before it gets a PING.
+    /// Silence of an upstream agent before it gets a PING. One of ours gets it soon, whatever this is.
     pub keepalive: Duration,
     /// Silence of a frontend over TCP before it gets a PING.
     pub frontend_keepalive: Duration,
@@ -94,7 +90,8 @@ impl Default for Settings {
             dial_timeout: Duration::from_secs(30),
             connection_buffer: 1 << 20,
             memory: 64 << 20,
-            keepalive: Duration::from_secs(3_600),
+            // Upstream's server has an hour, and keeps vanished agents for as long.
+            keepalive: Duration::from_secs(30),
             frontend_keepalive: Duration::from_secs(3_600),
         }
     }

@@ -4,6 +4,7 @@
 
 mod agent;
 mod any_packet;
+mod freezable;
 mod grpc;
 #[path = "../../../portico-tunnel/tests/all/client/names.rs"]
 mod names;

@@ -1,11 +1,8 @@
 //! A server made of plain h2, the agent under test, and endpoints.
 
-use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::{Context, Poll};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -19,12 +16,14 @@ use portico_lab::pki::{Certificate, Pki};
 use portico_net::MemoryBudget;
 use portico_wire::konnectivity::frame::{MAX_MESSAGE, PREFIX, prefix};
 use portico_wire::konnectivity::{CONNECT_PATH, Code, ConnectId, DialId, Packet};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
+
+use crate::freezable::Freezable;
 
 /// What never takes so long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -115,35 +114,8 @@ impl Server {
     }
 }
 
-/// A socket that may stop reading, as if its machine had stopped.
-struct Freezable(TcpStream, Arc<AtomicBool>);
-
-impl AsyncRead for Freezable {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.1.load(Relaxed) { Poll::Pending } else { Pin::new(&mut self.0).poll_read(cx, buf) }
-    }
-}
-
-impl AsyncWrite for Freezable {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
-    }
-}
-
 async fn serve(
-    mut socket: Freezable,
+    mut socket: Freezable<TcpStream>,
     tls: TlsAcceptor,
     says: Says,
     connects: mpsc::UnboundedSender<Connect>,

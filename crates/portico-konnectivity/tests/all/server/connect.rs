@@ -1,11 +1,9 @@
 //! Frontends by HTTP CONNECT, agents by packets.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use portico_konnectivity::server::{FrontendListen, Mode};
+use portico_konnectivity::server::Mode;
 use portico_wire::konnectivity::{ConnectId, Packet};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -137,8 +135,7 @@ async fn a_dial_that_one_agent_has_no_room_for_goes_to_another() {
 #[tokio::test]
 async fn an_answer_that_ends_before_the_upload_arrives_whole_under_tls() {
     const ANSWER: usize = 1_000_000;
-    let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
-    let rig = Rig::at(Mode::HttpConnect, over_tls).await;
+    let rig = Rig::over_tls(Mode::HttpConnect, |_| {}).await;
     let mut agent = rig.agent("a").await;
     let mut frontend = rig.tls_to(rig.server.frontend_address().unwrap()).await.unwrap();
     frontend.write_all(b"CONNECT node:9 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();

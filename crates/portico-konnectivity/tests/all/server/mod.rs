@@ -8,5 +8,6 @@ mod leaks;
 mod leases;
 mod proxy;
 mod sequences;
+mod silence;
 mod streams;
 mod support;

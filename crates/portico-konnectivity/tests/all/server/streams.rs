@@ -1,12 +1,10 @@
 //! Agents of ours: each connection has an HTTP/2 stream of its own.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use portico_konnectivity::server::{FrontendListen, Mode};
+use portico_konnectivity::server::Mode;
 use portico_wire::konnectivity::{ConnectId, DialId, Packet};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf};
 use tokio::net::{TcpStream, UnixStream};
@@ -266,8 +264,7 @@ async fn an_endpoint_or_agent_that_is_lost_after_its_end_ends_the_connection_of_
 
 /// A frontend under TLS that asks for `node:9`. Dropped, it is reset.
 async fn under_tls() -> (Rig, Agent, TlsStream<TcpStream>) {
-    let over_tls = |_: &Path, tls: &Arc<_>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
-    let rig = Rig::at(Mode::HttpConnect, over_tls).await;
+    let rig = Rig::over_tls(Mode::HttpConnect, |_| {}).await;
     let agent = rig.native_agent("a").await;
     let mut frontend = rig.tls_to(rig.server.frontend_address().unwrap()).await.unwrap();
     socket2::SockRef::from(frontend.get_ref().0).set_linger(Some(Duration::ZERO)).unwrap();

@@ -83,12 +83,11 @@ impl Rig {
         Self::new(mode, authentication, at, change).await
     }
 
-    /// With frontends elsewhere than on a Unix socket.
-    pub(crate) async fn at(
-        mode: Mode,
-        frontends: impl FnOnce(&Path, &Arc<ServerTls>) -> FrontendListen,
-    ) -> Self {
-        Self::new(mode, Authentication::none(), frontends, |_| {}).await
+    /// With frontends over TCP in place of the Unix socket.
+    pub(crate) async fn over_tls(mode: Mode, change: impl FnOnce(&mut Settings)) -> Self {
+        let at =
+            |_: &Path, tls: &Arc<ServerTls>| FrontendListen::Tcp { address: LOOPBACK, tls: Arc::clone(tls) };
+        Self::new(mode, Authentication::none(), at, change).await
     }
 
     async fn new(
@@ -227,7 +226,7 @@ impl Drop for Peer {
 }
 
 impl Peer {
-    async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Self {
+    pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Self {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(AGENT_WINDOW as u32).initial_connection_window_size(64 << 20);
         let (requests, connection) = builder.handshake(stream).await.unwrap();

@@ -26,7 +26,8 @@ pub(crate) enum Verb {
     ///
     /// Takes every flag of the upstream proxy-agent, with the same meaning and default: an existing manifest
     /// works when image and command change. With a server of Portico each connection has an HTTP/2 stream of
-    /// its own, with flow control and half-close.
+    /// its own, with flow control and half-close. Upstream has no limits of these kinds: --max-connections,
+    /// --max-dials, --connection-buffer, --max-held-bytes.
     ///
     /// The first SIGTERM drains: servers prefer other agents, and the agent ends once no connection has been
     /// open for --drain-idle. A second one ends it.
@@ -46,7 +47,12 @@ Examples:
     ///
     /// Takes every flag of the upstream proxy-server, with the same meaning and default: an existing manifest
     /// works when image and command change. With an agent of Portico each connection has an HTTP/2 stream of
-    /// its own, with flow control and half-close. The one default that differs: a dial ends after 30 seconds.
+    /// its own, with flow control and half-close.
+    ///
+    /// Two defaults differ: a dial ends after 30 seconds (--backend-dial-timeout), and a silent agent of
+    /// upstream gets PING after 30 seconds (--keepalive-time). Upstream has no limits of these kinds:
+    /// --max-agents, --connection-buffer, --max-held-bytes, 64 identifiers of an agent, 1024 Proxy streams of
+    /// one connection.
     ///
     /// The first SIGTERM drains for --graceful-shutdown-timeout; a second one ends it.
     #[command(args_override_self = true)]

@@ -26,11 +26,14 @@ use super::uuid::uuid;
 use crate::daemon::{self, Daemon, Hangup};
 use crate::outcome::Outcome;
 
-/// What upstream's server does without a limit, and the one default that differs: an agent that hangs would
-/// keep the dial for ever.
+/// What upstream's server does without a limit: an agent that hangs would keep the dial for ever.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Everything that a server is started with.
+/// The silence before a PING that 0 stands for, and the least there is. As in grpc-go.
+const PING_OF_ZERO: Duration = Duration::from_hours(2);
+const LEAST_PING: Duration = Duration::from_secs(1);
+
 struct Plan {
     settings: Settings,
     mode: Mode,
@@ -85,8 +88,8 @@ impl Flags {
             dial_timeout: if is_limited { agents.backend_dial_timeout } else { DIAL_TIMEOUT },
             connection_buffer: own.connection_buffer,
             memory: own.max_held_bytes,
-            keepalive: agents.keepalive_time,
-            frontend_keepalive: self.frontend.frontend_keepalive_time,
+            keepalive: silence(agents.keepalive_time),
+            frontend_keepalive: silence(self.frontend.frontend_keepalive_time),
         }
     }
 
@@ -217,6 +220,11 @@ impl Flags {
         let kubeconfig = self.tokens.kubeconfig.0.as_deref();
         let client = portico_kube::client(kubeconfig).await.context("--enable-lease-controller")?;
         Ok(Some(ServerLease::new(client, lease_namespace, labels, status)))
+/// The silence before a PING that a flag means.
+fn silence(given: Duration) -> Duration {
+    if given.is_zero() { PING_OF_ZERO } else { given.max(LEAST_PING) }
+}
+
     }
 
     /// Says which flags have no effect.

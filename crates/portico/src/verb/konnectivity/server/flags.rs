@@ -90,9 +90,9 @@ pub(super) struct AgentFlags {
     /// CA that agents' certificates must come from, PEM; not together with tokens
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
     pub(super) cluster_ca_cert: OptionalFile,
-    /// Silence after which an upstream agent gets an HTTP/2 PING, 30s at most; one of Portico's gets it after
-    /// 3s
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+    /// Silence after which an upstream agent gets an HTTP/2 PING; one of Portico's gets it after 3s [default:
+    /// 30s; upstream: 1h]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time, hide_default_value = true)]
     pub(super) keepalive_time: Duration,
     /// Name of this server, different from all others of the cluster [default: a new UUID]
     #[arg(

@@ -43,6 +43,17 @@ fn the_flags_of_existing_manifests_are_taken() {
 }
 
 #[test]
+fn a_silent_peer_gets_ping_after_the_time_that_is_given_whatever_it_is() {
+    let given = |time: &str| flags(&format!("--keepalive-time={time} --frontend-keepalive-time={time}"));
+    for (time, seconds) in [("10m", 600), ("1h", 3_600), ("1s", 1), ("10ms", 1), ("0", 7_200)] {
+        let Settings { keepalive, frontend_keepalive, .. } = given(time).settings();
+        assert_eq!([keepalive, frontend_keepalive], [Duration::from_secs(seconds); 2], "{time}");
+    }
+    let Settings { keepalive, frontend_keepalive, .. } = flags("").settings();
+    assert_eq!((keepalive.as_secs(), frontend_keepalive.as_secs()), (30, 3_600));
+}
+
+#[test]
 fn flags_that_contradict_each_other_say_what_to_do() {
     let certificates = "--cluster-cert=/nowhere --cluster-key=/nowhere";
     assert!(refusal(&format!("{certificates} --tls-min-version=1.2")).contains("VersionTLS12"));
