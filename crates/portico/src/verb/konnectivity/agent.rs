@@ -190,13 +190,13 @@ struct LimitFlags {
 #[command(next_help_heading = "Health and admin")]
 struct HealthFlags {
     /// Address for /healthz, /readyz and /metrics [default: all]
-    #[arg(long, value_name = "IP", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     health_server_host: String,
     /// Port for these; 0 for none
     #[arg(long, value_name = "PORT", default_value_t = 8093)]
     health_server_port: u16,
     /// Address for /connections and /servers; empty for all
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     admin_bind_address: String,
     /// Port for these; 0 for none
     #[arg(long, value_name = "PORT", default_value_t = 8094)]
@@ -284,16 +284,16 @@ impl Flags {
         Ok(token.map(Arc::new))
     }
 
-    fn listens(&self) -> anyhow::Result<Listens> {
+    async fn listens(&self) -> anyhow::Result<Listens> {
         let HealthFlags { health_server_host, health_server_port, admin_bind_address, admin_server_port } =
             &self.health;
-        let at = |flag: &str, host: &str, port: u16| match port {
+        let at = async |flag: &str, host: &str, port: u16| match port {
             0 => Ok(None),
-            port => listen(host, port).map(Some).map_err(|why| anyhow::anyhow!("{flag}: {why}")),
+            port => listen(host, port).await.map(Some).map_err(|why| anyhow::anyhow!("{flag}: {why}")),
         };
         Ok(Listens {
-            health: at("--health-server-host", health_server_host, *health_server_port)?,
-            admin: at("--admin-bind-address", admin_bind_address, *admin_server_port)?,
+            health: at("--health-server-host", health_server_host, *health_server_port).await?,
+            admin: at("--admin-bind-address", admin_bind_address, *admin_server_port).await?,
         })
     }
 

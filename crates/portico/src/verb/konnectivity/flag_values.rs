@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use tokio::net::lookup_host;
+
 use crate::args::{bytes, duration};
 
 /// A switch in the forms of Go: `--flag`, `--flag=true`, `--flag=f`.
@@ -22,16 +24,26 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     if text == "0" { Ok(Duration::ZERO) } else { duration(text) }
 }
 
-/// Where to listen for `host`, which may be empty for all addresses.
-pub(super) fn listen(host: &str, port: u16) -> Result<SocketAddr, String> {
+/// Where to listen for `host`: an address, a name, or empty for all addresses.
+pub(super) async fn listen(host: &str, port: u16) -> Result<SocketAddr, String> {
     let ip = match host {
         // Both families, where the system has IPv6.
         "" if std::net::UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok() => Ipv6Addr::UNSPECIFIED.into(),
         "" => Ipv4Addr::UNSPECIFIED.into(),
-        "localhost" => Ipv4Addr::LOCALHOST.into(),
-        host => host.parse::<IpAddr>().map_err(|_| format!("{host:?} is no IP address to listen on"))?,
+        host => resolve(host).await?,
     };
     Ok(SocketAddr::new(ip, port))
+}
+
+/// The address that is meant by a name. Of several the first of IPv4, or else the first: as in Go.
+async fn resolve(host: &str) -> Result<IpAddr, String> {
+    let found = lookup_host((host, 0)).await.map_err(|why| format!("{host:?} does not resolve: {why}"))?;
+    first(found.map(|at| at.ip())).ok_or_else(|| format!("{host:?} has no address to listen on"))
+}
+
+fn first(mut found: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
+    let first = found.next()?;
+    Some(if first.is_ipv4() { first } else { found.find(IpAddr::is_ipv4).unwrap_or(first) })
 }
 
 /// A file, or none where the text is empty: manifests pass such flags.
@@ -65,11 +77,25 @@ mod tests {
         assert!(switch("yes").is_err());
     }
 
+    #[tokio::test]
+    async fn a_host_is_an_address_a_name_or_empty_for_every_address() {
+        assert!(listen("", 8093).await.unwrap().ip().is_unspecified());
+        for (host, address) in
+            [("127.0.0.1", "127.0.0.1:1"), ("::1", "[::1]:1"), ("localhost", "127.0.0.1:1")]
+        {
+            assert_eq!(listen(host, 1).await.unwrap().to_string(), address);
+        }
+        // Too long for a label: no name server is asked.
+        let nowhere = "n".repeat(64);
+        let refusal = listen(&nowhere, 1).await.unwrap_err();
+        assert!(refusal.contains(&nowhere), "{refusal}");
+    }
+
     #[test]
-    fn an_empty_host_is_every_address() {
-        assert!(listen("", 8093).unwrap().ip().is_unspecified());
-        assert_eq!(listen("127.0.0.1", 1).unwrap().to_string(), "127.0.0.1:1");
-        assert_eq!(listen("::1", 1).unwrap().to_string(), "[::1]:1");
-        assert!(listen("example.com", 1).is_err());
+    fn of_the_addresses_of_a_name_the_first_of_ipv4_counts() {
+        let chosen = |found: &[&str]| first(found.iter().map(|ip| ip.parse().unwrap()));
+        assert_eq!(chosen(&["::1", "192.0.2.1", "192.0.2.2"]), "192.0.2.1".parse().ok());
+        assert_eq!(chosen(&["2001:db8::1", "::1"]), "2001:db8::1".parse().ok());
+        assert_eq!(chosen(&[]), None);
     }
 }

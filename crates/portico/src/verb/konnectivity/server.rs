@@ -1,8 +1,9 @@
 //! `portico konnectivity server`: its flags, and what they mean together.
 //!
-//! `flags` are those of the upstream proxy-server and Portico's own. `control` is the order at start and end,
-//! `pages` and `metrics` what it says of itself.
+//! `flags` are those of the upstream proxy-server and Portico's own, `cipher_suites` reads one of them.
+//! `control` is the order at start and end, `pages` and `metrics` what it says of itself.
 
+mod cipher_suites;
 pub(super) mod control;
 mod flags;
 mod metrics;
@@ -20,7 +21,7 @@ use portico_konnectivity::server::{
 use rustls::version::{TLS12, TLS13};
 
 pub(crate) use self::flags::Flags;
-use self::flags::{FrontendFlags, HealthFlags, IgnoredFlags, LeaseFlags, ModeFlag, TokenFlags};
+use self::flags::{AgentFlags, FrontendFlags, HealthFlags, IgnoredFlags, LeaseFlags, ModeFlag, TokenFlags};
 use super::flag_values::listen;
 use super::uuid::uuid;
 use crate::daemon::{self, Daemon, Hangup};
@@ -29,11 +30,11 @@ use crate::outcome::Outcome;
 /// What upstream's server does without a limit: an agent that hangs would keep the dial for ever.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Everything that a server is started with.
 /// The silence before a PING that 0 stands for, and the least there is. As in grpc-go.
 const PING_OF_ZERO: Duration = Duration::from_hours(2);
 const LEAST_PING: Duration = Duration::from_secs(1);
 
+/// Everything that a server is started with.
 struct Plan {
     settings: Settings,
     mode: Mode,
@@ -46,22 +47,25 @@ struct Plan {
 }
 
 impl Flags {
-    /// Checks the flags against each other, and reads the certificates.
-    fn plan(&self) -> anyhow::Result<Plan> {
+    /// Checks the flags against each other, reads the certificates, and looks up where to listen.
+    async fn plan(&self) -> anyhow::Result<Plan> {
         let options = self.tls_options()?;
         let agents_tls = Arc::new(self.agents_tls(options.clone())?);
-        let frontends = self.frontends(options)?;
+        let frontends = self.frontends(options).await?;
         let mut tls = vec![Arc::clone(&agents_tls)];
         if let FrontendListen::Tcp { tls: of_frontends, .. } = &frontends {
             tls.push(Arc::clone(of_frontends));
         }
-        let at = |flag: &str, host: &str, port| listen(host, port).map_err(|why| anyhow!("{flag}: {why}"));
+        let at = async |flag: &str, host: &str, port| {
+            listen(host, port).await.map_err(|why| anyhow!("{flag}: {why}"))
+        };
         let HealthFlags { health_port, health_bind_address, admin_port, admin_bind_address, .. } =
             &self.health;
-        let health = at("--health-bind-address", health_bind_address, *health_port)?;
-        let admin = at("--admin-bind-address", admin_bind_address, *admin_port)?;
-        let agents = at("--agent-bind-address", &self.agents.agent_bind_address, self.agents.agent_port)?;
-        ensure!(self.agents.agent_port != 0, "--agent-port: give a port that agents can know");
+        let health = at("--health-bind-address", health_bind_address, *health_port).await?;
+        let admin = at("--admin-bind-address", admin_bind_address, *admin_port).await?;
+        let AgentFlags { agent_bind_address, agent_port, .. } = &self.agents;
+        let agents = at("--agent-bind-address", agent_bind_address, *agent_port).await?;
+        ensure!(*agent_port != 0, "--agent-port: give a port that agents can know");
         Ok(Plan {
             settings: self.settings(),
             mode: match self.frontend.mode {
@@ -93,7 +97,7 @@ impl Flags {
         }
     }
 
-    fn frontends(&self, options: TlsOptions) -> anyhow::Result<FrontendListen> {
+    async fn frontends(&self, options: TlsOptions) -> anyhow::Result<FrontendListen> {
         let FrontendFlags { uds_name, server_cert, server_key, server_ca_cert, .. } = &self.frontend;
         let (cert, key, ca) = (server_cert.0.clone(), server_key.0.clone(), server_ca_cert.0.clone());
         if let Some(path) = uds_name.0.clone() {
@@ -107,6 +111,7 @@ impl Flags {
         }
         ensure!(self.frontend.server_port != 0, "give --uds-name, or a --server-port other than 0");
         let address = listen(&self.frontend.server_bind_address, self.frontend.server_port)
+            .await
             .map_err(|why| anyhow!("--server-bind-address: {why}"))?;
         let files = TlsFiles {
             certificate: cert.context("--server-cert is missing: TCP needs TLS; or give --uds-name")?,
@@ -144,37 +149,17 @@ impl Flags {
             other => bail!("--tls-min-version {other:?}: give VersionTLS12 or VersionTLS13"),
         };
         let mut options = TlsOptions { versions, ..TlsOptions::default() };
-        let names: Vec<&str> = self
-            .agents
-            .cipher_suites
-            .iter()
-            .map(String::as_str)
-            .filter(|name| !matches!(*name, "" | "[]"))
-            .collect();
-        if names.is_empty() {
+        let Some(choice) = cipher_suites::choose(&self.agents.cipher_suites, &options.provider)? else {
             return Ok(options);
-        }
-        // As in Go, a name of TLS 1.3 is known and chooses nothing.
-        let is_of_tls13 = |name: &str| {
-            let suite = name.strip_prefix("TLS_").map(|rest| format!("TLS13_{rest}"));
-            options.provider.cipher_suites.iter().any(|known| known.suite().as_str() == suite.as_deref())
         };
-        let names: Vec<&str> = names.into_iter().filter(|name| !is_of_tls13(name)).collect();
-        let mut provider = (*options.provider).clone();
-        let known = |name: &str, suite: &rustls::SupportedCipherSuite| {
-            suite.tls13().is_none() && suite.suite().as_str() == Some(name)
-        };
-        for name in &names {
-            ensure!(
-                provider.cipher_suites.iter().any(|suite| known(name, suite)),
-                "--cipher-suites {name}: it is not known, or not safe"
-            );
+        if !choice.left_out.is_empty() {
+            let names = choice.left_out.join(",");
+            tracing::warn!(names, "--cipher-suites: the TLS library does not have these; they are left out");
         }
-        // As in Go, the choice is that of TLS 1.2.
-        provider
-            .cipher_suites
-            .retain(|suite| suite.tls13().is_some() || names.iter().any(|name| known(name, suite)));
-        options.provider = Arc::new(provider);
+        if !choice.has_tls12 && options.versions.contains(&&TLS12) {
+            tracing::warn!("--cipher-suites: none of TLS 1.2 is left; peers need TLS 1.3");
+        }
+        options.provider = choice.provider;
         Ok(options)
     }
 
@@ -220,11 +205,6 @@ impl Flags {
         let kubeconfig = self.tokens.kubeconfig.0.as_deref();
         let client = portico_kube::client(kubeconfig).await.context("--enable-lease-controller")?;
         Ok(Some(ServerLease::new(client, lease_namespace, labels, status)))
-/// The silence before a PING that a flag means.
-fn silence(given: Duration) -> Duration {
-    if given.is_zero() { PING_OF_ZERO } else { given.max(LEAST_PING) }
-}
-
     }
 
     /// Says which flags have no effect.
@@ -238,6 +218,11 @@ fn silence(given: Duration) -> Duration {
             ("--kubeconfig-burst", kubeconfig_burst.is_some()),
         ]);
     }
+}
+
+/// The silence before a PING that a flag means.
+fn silence(given: Duration) -> Duration {
+    if given.is_zero() { PING_OF_ZERO } else { given.max(LEAST_PING) }
 }
 
 /// Runs a server.

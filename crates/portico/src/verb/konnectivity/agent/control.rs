@@ -33,7 +33,7 @@ const START_POLL: Duration = Duration::from_secs(1);
 /// Runs an agent until it is told to stop.
 pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
     flags.hint();
-    let listens = flags.listens()?;
+    let listens = flags.listens().await?;
     let settings = flags.settings().await?;
     let servers: Vec<String> = settings.servers.iter().map(ToString::to_string).collect();
     tracing::info!(id = ?settings.agent_id, servers = servers.join(", "), "starting");

@@ -29,7 +29,7 @@ async fn the_defaults_are_upstreams() {
     assert!(settings.policy.allows("192.0.2.1:22".parse().unwrap()));
     assert!(matches!(settings.count, CountSource::Responses));
     assert_eq!(settings.agent_id.len(), 36, "a UUID");
-    let listens = flags(&[]).listens().unwrap();
+    let listens = flags(&[]).listens().await.unwrap();
     assert_eq!(listens.health.unwrap().port(), 8093);
     assert_eq!(listens.admin.unwrap().to_string(), "127.0.0.1:8094");
 }
@@ -97,7 +97,7 @@ async fn every_flag_of_the_upstream_agent_is_taken() {
     assert_eq!(settings.agent_id, "agent");
     assert_eq!(settings.sync_interval_cap, Duration::from_secs(90));
     assert!(settings.sync_forever);
-    assert!(given.listens().unwrap().health.is_none());
+    assert!(given.listens().await.unwrap().health.is_none());
     assert_eq!(given.count.lease_label_selector, "k8s-app in (a,b)");
 }
 

@@ -35,7 +35,7 @@ const RELEASE: Duration = Duration::from_secs(1);
 /// Runs a server until it is told to stop.
 pub(in crate::verb::konnectivity) async fn run(flags: &Flags, mut daemon: Daemon) -> anyhow::Result<()> {
     flags.hint();
-    let plan = flags.plan()?;
+    let plan = flags.plan().await?;
     let authentication = flags.authentication().await?;
     tracing::info!(id = %plan.settings.id, mode = ?plan.mode, frontends = %plan.frontends, "starting");
     let mut server = Server::start(plan.settings, plan.mode, plan.frontends, plan.agents, authentication)?;

@@ -50,7 +50,7 @@ pub(super) struct FrontendFlags {
     #[arg(long, value_name = "PORT", default_value_t = 8090)]
     pub(super) server_port: u16,
     /// Address for that port [default: all]
-    #[arg(long, value_name = "IP", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     pub(super) server_bind_address: String,
     /// Certificate for that port, PEM; read again when it changes, like all files here
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
@@ -79,7 +79,7 @@ pub(super) struct AgentFlags {
     #[arg(long, value_name = "PORT", default_value_t = 8091)]
     pub(super) agent_port: u16,
     /// Address for that port [default: all]
-    #[arg(long, value_name = "IP", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     pub(super) agent_bind_address: String,
     /// Certificate for that port, PEM
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
@@ -162,13 +162,13 @@ pub(super) struct HealthFlags {
     #[arg(long, value_name = "PORT", default_value_t = 8092)]
     pub(super) health_port: u16,
     /// Address for that port [default: all]
-    #[arg(long, value_name = "IP", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     pub(super) health_bind_address: String,
     /// Port for /connections, /agents and /metrics
     #[arg(long, value_name = "PORT", default_value_t = 8095)]
     pub(super) admin_port: u16,
     /// Address for that port; empty for all
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     pub(super) admin_bind_address: String,
     /// How long connections may go on after SIGTERM; 0 ends them at once
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = time)]

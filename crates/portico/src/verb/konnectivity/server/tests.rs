@@ -1,6 +1,7 @@
 use clap::Parser;
 
 use portico_konnectivity::server::Strategy;
+use portico_lab::log_lines::LogLines;
 
 use super::flags::labels;
 use super::*;
@@ -16,8 +17,8 @@ fn flags(line: &str) -> Flags {
     Cli::try_parse_from(["server"].into_iter().chain(line.split_whitespace())).unwrap().flags
 }
 
-fn refusal(line: &str) -> String {
-    flags(line).plan().err().unwrap().to_string()
+async fn refusal(line: &str) -> String {
+    flags(line).plan().await.err().unwrap().to_string()
 }
 
 /// As kubeadm-like installers and KKP pass them.
@@ -53,18 +54,30 @@ fn a_silent_peer_gets_ping_after_the_time_that_is_given_whatever_it_is() {
     assert_eq!((keepalive.as_secs(), frontend_keepalive.as_secs()), (30, 3_600));
 }
 
-#[test]
-fn flags_that_contradict_each_other_say_what_to_do() {
+#[tokio::test]
+async fn flags_that_contradict_each_other_say_what_to_do() {
     let certificates = "--cluster-cert=/nowhere --cluster-key=/nowhere";
-    assert!(refusal(&format!("{certificates} --tls-min-version=1.2")).contains("VersionTLS12"));
-    assert!(refusal(certificates).contains("/nowhere"));
-    assert!(refusal("").contains("--cluster-cert is missing"));
-    let suites = flags("--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256").tls_options().unwrap();
-    assert_eq!(suites.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count(), 1);
-    let with_tls13 =
-        flags("--cipher-suites=TLS_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256").tls_options();
-    assert_eq!(with_tls13.unwrap().provider.cipher_suites.len(), suites.provider.cipher_suites.len());
+    assert!(refusal(&format!("{certificates} --tls-min-version=1.2")).await.contains("VersionTLS12"));
+    assert!(refusal(certificates).await.contains("/nowhere"));
+    assert!(refusal("").await.contains("--cluster-cert is missing"));
     assert!(flags("--cipher-suites=TLS_RSA_WITH_RC4_128_SHA").tls_options().is_err());
+}
+
+#[test]
+fn suites_that_the_library_does_not_have_are_left_out_and_named_in_the_log() {
+    let cbc = "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA";
+    let with_gcm = format!("{cbc},TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256");
+    for (line, warnings) in
+        [(with_gcm.as_str(), 1), (cbc, 2), (&format!("{cbc} --tls-min-version=VersionTLS13"), 1)]
+    {
+        let (lines, _collected) = LogLines::collect(|metadata| metadata.target().starts_with("portico::"));
+        let options = flags(line).tls_options().unwrap();
+        let lines = lines.messages();
+        assert!(lines.iter().all(|line| line.contains("--cipher-suites")), "{lines:?}");
+        assert_eq!(lines.len(), warnings, "{line}: {lines:?}");
+        let builder = rustls::ServerConfig::builder_with_provider(options.provider);
+        assert!(builder.with_protocol_versions(&options.versions).is_ok(), "a server starts with it");
+    }
 }
 
 #[test]
