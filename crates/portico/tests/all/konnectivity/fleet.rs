@@ -3,16 +3,18 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 use super::endpoint::Endpoint;
-use super::frontend::{is_alive, round_trip};
+use super::frontend::{Frontend, is_alive, round_trip};
 use super::program::until;
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{self, Grpc, HttpConnect};
-use super::site::Transport::Unix;
+use super::site::Transport::{Tls, Unix};
 use super::site::{Pair, Site};
 use crate::common::PATIENCE;
 
@@ -128,6 +130,52 @@ async fn certificates_and_a_ca_that_are_replaced_count_for_the_next_agent() {
     until("the agent of the old CA is refused", || refused() > before + 0.5).await;
     assert_eq!(server.program.metric(AGENTS, "") as u32, 2);
     round_trip(&mut open, b"by the first agent").await;
+}
+
+#[tokio::test]
+async fn certificates_and_a_ca_that_are_replaced_count_for_the_next_frontend() {
+    let (site, anew) = (Site::new(HttpConnect, Tls), Site::new(HttpConnect, Tls));
+    // Of the frontends' port alone: agents have others.
+    let own = |file: &str| site.pki().file(&format!("frontends-{file}"));
+    let replace = |files: &[&str], by: &Site| {
+        for file in files {
+            std::fs::copy(by.folder().join(file), own(file)).unwrap();
+        }
+    };
+    replace(&["server.crt", "server.key", "ca.crt"], &site);
+    let flags =
+        [("--server-cert", "server.crt"), ("--server-key", "server.key"), ("--server-ca-cert", "ca.crt")];
+    let flags = flags.map(|(flag, file)| format!("{flag}={}", own(file).display()));
+    let server = site.server(Ours, &flags.each_ref().map(String::as_str)).await;
+    let mut agent = site.agent(Ours, server.port(), &[]).await;
+    agent.wait_for("/readyz", 200).await;
+    let (frontend, _) = site.frontend(&server).await;
+    let echo = Endpoint::echo().await;
+    let mut open = frontend.connect(&echo.target()).await;
+    let Frontend::Tls { address, .. } = frontend else { panic!("it is asked over TCP") };
+    let in_force = async |times: usize| {
+        let line = "replaced; the new one is in force";
+        until("the files are in force", || server.program.log().matches(line).count() == times).await;
+    };
+    let config = |ca: &Site, client: &Site| {
+        let client = client.pki().identity("frontend");
+        Arc::new(ca.pki().authority().client_config(Some(&client), &[]).unwrap())
+    };
+
+    replace(&["server.crt", "server.key"], &anew);
+    in_force(1).await;
+    let with_old = Frontend::Tls { address, config: config(&anew, &site) };
+    round_trip(&mut with_old.connect(&echo.target()).await, b"the new certificate").await;
+
+    replace(&["ca.crt"], &anew);
+    in_force(2).await;
+    let with_new = Frontend::Tls { address, config: config(&anew, &anew) };
+    round_trip(&mut with_new.connect(&echo.target()).await, b"the new CA").await;
+    let connector = TlsConnector::from(config(&anew, &site));
+    let (name, stream) = ("127.0.0.1".try_into().unwrap(), TcpStream::connect(address).await.unwrap());
+    let mut refused = connector.connect(name, stream).await.unwrap();
+    assert!(timeout(PATIENCE, refused.read_u8()).await.expect("an end").is_err(), "its CA is the old one");
+    round_trip(&mut open, b"by the first frontend").await;
 }
 
 async fn behind_a_balancer(server: Make, agent: Make) {

@@ -1,5 +1,5 @@
 //! The metrics of both makes side by side: what upstream's programs show, ours show with the same type and
-//! the same labels.
+//! the same labels. A value of a label that ours show is one of upstream's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,6 +57,19 @@ pub(crate) fn are_upstreams(theirs: &str, ours: &str) -> Vec<String> {
     theirs.into_keys().collect()
 }
 
+/// The values of the labels of upstream's families on a page, but for the bounds of buckets. Samples that are
+/// 0 do not count: upstream shows none of what has not happened yet.
+fn values(page: &str) -> BTreeSet<String> {
+    let samples = page.lines().filter(|line| line.starts_with("konnectivity_network_proxy_"));
+    let mut values = BTreeSet::new();
+    for (name, rest) in samples.filter(|line| !line.ends_with(" 0")).filter_map(|line| line.split_once('{')) {
+        let labels = rest.rsplit_once('}').expect("the labels end").0.split(',');
+        let labels = labels.filter(|label| !label.starts_with("le="));
+        values.extend(labels.map(|label| format!("{name} {label}")));
+    }
+    values
+}
+
 /// The page of a program.
 pub(crate) fn page(program: &Program) -> String {
     program.get("/metrics").expect("the health port answers").1
@@ -99,7 +112,12 @@ async fn pages(make: Make) -> [String; 2] {
     };
     shows(&pair.server.program, "server_full_receive_channels").await;
     pair.helper.as_mut().expect("the frontend's program").kill();
-    shows(&pair.server.program, "server_stream_errors_total").await;
+    // Upstream's counts several, one after the other.
+    until(&format!("{make:?} counts the frontend that left"), || {
+        let name = "konnectivity_network_proxy_server_stream_errors_total";
+        pair.server.program.metric(name, r#"code="Canceled""#) > 0.5
+    })
+    .await;
     let server = page(&pair.server.program);
     // While upstream's agent closes an endpoint it does not read, and counts no failure of its server's.
     pair.agent.wait_for_metric("konnectivity_network_proxy_agent_open_endpoint_connections", "", 0.0).await;
@@ -116,5 +134,7 @@ async fn every_metric_of_upstreams_programs_is_there_with_its_type_and_labels() 
     for (part, seen) in [(0, 13), (1, 8)] {
         let names = are_upstreams(&theirs[part], &ours[part]);
         assert_eq!(names.len(), seen, "upstream shows others now: {names:?}");
+        let (theirs, ours) = (values(&theirs[part]), values(&ours[part]));
+        assert!(ours.is_subset(&theirs), "no values of upstream's: {:?}", ours.difference(&theirs));
     }
 }
