@@ -98,6 +98,11 @@ impl Part {
         }
     }
 
+    /// Whether a gateway with these settings has it.
+    pub fn is_wanted(self, settings: &GatewaySettings) -> bool {
+        self != Self::NetworkPolicy || !settings.admin_from.is_empty()
+    }
+
     /// The object as the manifest has it.
     fn template(self) -> Value {
         // A test finds every kind.
@@ -194,11 +199,10 @@ pub fn components(
 ) -> Components {
     let mut front = Value::Null;
     let mut objects = Vec::new();
-    for part in Part::ALL {
+    for part in Part::ALL.into_iter().filter(|part| part.is_wanted(settings)) {
         let mut object = placed(part, settings);
         match part {
             Part::Deployment => shape_deployment(&mut object, seed, settings, tunnel),
-            Part::NetworkPolicy if settings.admin_from.is_empty() => continue,
             Part::NetworkPolicy => shape_policy(&mut object, configuration, settings),
             Part::Service => {
                 front = created(object.clone(), load_balancer);

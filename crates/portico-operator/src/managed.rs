@@ -54,7 +54,8 @@ pub(crate) trait Managed: Send + Sync {
     fn presence(&self) -> Presence;
     /// Applies it.
     fn put<'a>(&'a self, client: &'a Client, wanted: &'a Value) -> BoxFuture<'a, Result<Put, WriteError>>;
-    /// Deletes it if it is Portico's. Returns whether its deletion began by that.
+    /// Deletes it if Portico has applied it. One that is only handed over stays. Returns whether its deletion
+    /// began by that.
     fn remove<'a>(&'a self, client: &'a Client) -> BoxFuture<'a, Result<bool, WriteError>>;
     /// The other writer that this object is left to now.
     fn yielded_to(&self, now: Instant) -> Option<String>;
@@ -106,10 +107,8 @@ impl<K: Resource + Send + Sync + 'static> ManagedObject<K> {
     }
 
     async fn delete(&self, client: &Client) -> Result<bool, WriteError> {
-        if self.presence() != Presence::Ours {
-            return Ok(false);
-        }
-        let deleted = delete(client, &self.cache, &self.key, &self.value().unwrap_or_default()).await?;
+        let Some(seen) = self.seen().filter(|seen| seen.is_ours()) else { return Ok(false) };
+        let deleted = delete(client, &self.cache, &self.key, &seen.value()).await?;
         self.backoff().deleted();
         Ok(deleted)
     }

@@ -435,6 +435,53 @@ async fn objects_of_others_are_reported_and_left_alone_until_they_are_handed_ove
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_of_others_is_in_the_way_of_nothing_where_the_operator_makes_none() {
+    let (api, client) = installed("components-policy").await;
+    let kubectl = api.kubectl();
+    kubectl.apply(&crate::manifest("network-policy.yaml")).unwrap();
+    let policy = ["networkpolicy/portico-gateway", "-n", "portico"];
+    let start = |identity: &str, admin_from: &[&str]| {
+        let mut settings = settings(Timestamp::now, None);
+        settings.gateway.admin_from = admin_from.iter().map(|peer| peer.parse().unwrap()).collect();
+        start_with(&client, identity, settings)
+    };
+    let operator = start("first", &[]);
+    wait_reason(kubectl, "north", "GatewayUnavailable");
+    pods_serve(kubectl, 2);
+    wait_reason(kubectl, "north", "GatewayReady");
+    operator.stop().await;
+    let before = kubectl.get(&policy).unwrap();
+
+    // With a policy of its own, the name is taken.
+    let operator = start("asks", &["monitoring"]);
+    let message = wait_reason(kubectl, "north", "NameTaken");
+    assert!(message.contains("kubectl label -n portico networkpolicy portico-gateway"), "{message}");
+    operator.stop().await;
+    assert_eq!(kubectl.get(&policy).unwrap(), before);
+
+    // Handed over and not asked for, it stays.
+    kubectl.run(&[&["label"], &policy[..], &["app.kubernetes.io/managed-by=portico"]].concat()).unwrap();
+    let operator = start("second", &[]);
+    wait_reason(kubectl, "north", "GatewayReady");
+    operator.stop().await;
+    assert_eq!(kubectl.get(&policy).unwrap()["spec"], before["spec"]);
+
+    // What Portico has applied goes when it is not asked for any more.
+    let operator = start("takes", &["monitoring"]);
+    until("the policy as it is wanted", || {
+        ensure!(kubectl.get(&policy)?["spec"] != before["spec"]);
+        Ok(())
+    });
+    operator.stop().await;
+    let operator = start("third", &[]);
+    until("its end", || {
+        ensure!(kubectl.is_gone(&policy));
+        Ok(())
+    });
+    operator.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_gateway() {
     let (api, client) = installed("components-clock").await;
     let kubectl = api.kubectl();

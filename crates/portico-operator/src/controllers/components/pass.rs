@@ -92,10 +92,11 @@ impl Context {
         tunnel_hosts(&seeds, configuration, &self.settings.gateway.front, &ingress).into_iter()
     }
 
-    /// The objects that somebody else has made under the names of the gateway.
+    /// The objects that somebody else has made under the names of those that are wanted.
     fn in_the_way(&self, seed: &Seed) -> Option<State> {
         let foreign = |held: &&dyn Managed| held.presence() == Presence::Foreign;
-        let parts = self.parts.iter().map(|(_, held)| &**held).filter(foreign);
+        let wanted = self.parts.iter().filter(|(part, _)| part.is_wanted(&self.settings.gateway));
+        let parts = wanted.map(|(_, held)| &**held).filter(foreign);
         let trusted = Some(&self.trusted as &dyn Managed).filter(foreign);
         let secrets = [&self.certificate as &dyn Managed, &self.authority];
         let secrets = secrets.into_iter().filter(|held| is_in_the_way(*held, seed));

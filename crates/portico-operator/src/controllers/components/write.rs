@@ -34,7 +34,7 @@ impl Context {
         Ok(())
     }
 
-    /// Deletes an object that is not wanted, if it is Portico's.
+    /// Deletes an object that is not wanted, if Portico has applied it.
     pub(super) async fn remove(&self, held: &dyn Managed) -> Result<(), WriteError> {
         must_lead(&self.leads)?;
         let removed = held.remove(&self.client).await?;
