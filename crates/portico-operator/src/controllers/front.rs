@@ -176,12 +176,27 @@ impl Settings {
     }
 }
 
+/// Whether the front Service of the seed should exist, and who makes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It should, and an administrator makes it.
+    Admin,
+    /// It should if a Seed asks for a gateway, and an administrator makes it.
+    AdminForSeed,
+    /// It should if a Seed asks for a gateway, and this process makes it.
+    Operator,
+}
+
 /// Watches, plans and writes.
-pub(crate) async fn run(manager: Manager, settings: Settings, services_writer: Writer<Served<Service>>) {
+pub(crate) async fn run(
+    manager: Manager,
+    settings: Settings,
+    origin: Origin,
+    services_writer: Writer<Served<Service>>,
+) {
     let (events, changes) = (manager.events(CONTROLLER), manager.installation.changes());
     let Manager { client, installation, status, leads, .. } = manager;
     let services = services_writer.as_reader();
-    status.service(&settings.plan.front, |service| service.found = false);
     let counters = WorkCounters::new(CONTROLLER, &status);
     let context = Arc::new(Context {
         events,
@@ -191,12 +206,13 @@ pub(crate) async fn run(manager: Manager, settings: Settings, services_writer: W
         leads: leads.clone(),
         fronts: Mutex::default(),
         settings,
+        origin,
         status,
         counters: counters.clone(),
     });
     let triggers = stream::select_all([
         follow_services(client, services_writer, Arc::clone(&context)).boxed(),
-        on_change(changes, &context, |context| context.changed(context.existing())).boxed(),
+        on_change(changes, &context, Context::seeds_changed).boxed(),
         on_change(leads, &context, Context::leadership_changed).boxed(),
     ]);
     let never = |_, never: &Infallible, _| match *never {};
@@ -207,6 +223,7 @@ pub(crate) async fn run(manager: Manager, settings: Settings, services_writer: W
 /// Everything that a reconciliation needs.
 struct Context {
     settings: Settings,
+    origin: Origin,
     client: Client,
     /// The front Services, and the Services that they publish.
     services: Store<Served<Service>>,
@@ -546,30 +563,48 @@ impl Context {
         self.changed(self.existing())
     }
 
-    /// Drops the records of front Services that are gone, and warns if that of the seed is among them.
+    /// A Seed has changed, or the configuration. Returns what to reconcile.
+    fn seeds_changed(&self) -> Vec<ObjectRef<Served<Service>>> {
+        let existing = self.existing();
+        if self.status.get().complete {
+            self.forget_all_but(&existing);
+        }
+        self.changed(existing)
+    }
+
+    /// Whether the front Service of the seed should exist.
+    fn is_wanted(&self) -> bool {
+        let named = self.settings.seed.as_deref();
+        self.origin == Origin::Admin
+            || self.seeds.seeds().iter().any(|seed| {
+                named.is_none_or(|named| *seed.metadata.name == *named) && !seed.spec.nodeport_proxy.disable
+            })
+    }
+
+    /// Drops the records of front Services that are gone. That of the seed has one while it should exist.
     fn forget_all_but(&self, existing: &[ObjectKey]) {
         self.fronts().retain(|key, _| existing.contains(key));
-        let seed = &self.settings.plan.front;
-        let lost = self.status.update(|status| {
-            status.services.retain(|key, _| key == seed || existing.contains(key));
+        let (seed, wanted) = (&self.settings.plan.front, self.is_wanted());
+        let (exists, is_ours) = (existing.contains(seed), self.origin == Origin::Operator);
+        let begins_to_miss = self.status.update(|status| {
+            status.services.retain(|key, _| (key == seed && wanted) || existing.contains(key));
+            if !exists && !wanted {
+                return false;
+            }
+            let was_missing = status.services.get(seed).is_some_and(|service| !service.found);
             let status = status.services.entry(seed.clone()).or_default();
-            let lost = status.found && !existing.contains(seed);
-            if lost {
+            if status.found && !exists {
                 let counted = (status.writes, status.failed_writes, status.reverts);
                 *status = ServiceStatus::default();
                 (status.writes, status.failed_writes, status.reverts) = counted;
             }
-            status.found = existing.contains(seed);
-            lost
+            status.found = exists;
+            !exists && !was_missing
         });
-        if lost {
-            self.warn_missing();
+        // What this process does not get made is in the condition of the Seed.
+        if begins_to_miss && !is_ours {
+            warn!(service = %seed, "the front Service does not exist; create it, as in deploy/gateway.yaml");
         }
-    }
-
-    fn warn_missing(&self) {
-        let service = &self.settings.plan.front;
-        warn!(%service, "the front Service does not exist; create it, as in deploy/gateway.yaml");
     }
 
     /// Returns an event of the seed's Services as an event of the ones that concern front Services; `None`
@@ -602,11 +637,7 @@ impl Context {
             Init | InitApply(_) => Vec::new(),
             InitDone => {
                 self.forget_all_but(&existing);
-                if self.status.update(|status| !std::mem::replace(&mut status.complete, true))
-                    && !existing.contains(&self.settings.plan.front)
-                {
-                    self.warn_missing();
-                }
+                self.status.update(|status| status.complete = true);
                 existing
             }
             Apply(served) | Delete(served) => {

@@ -36,6 +36,7 @@ use crate::outage;
 use crate::status::StatusHandle;
 
 use self::exposed::ExposedWatch;
+use self::front::Origin;
 
 pub use self::components::ComponentSettings;
 pub use self::exposure::ExposureSettings;
@@ -156,6 +157,11 @@ impl Operator {
                 leads,
                 identity: front.identity.clone(),
             };
+            let origin = match (&exposure, &components) {
+                (_, Some(_)) => Origin::Operator,
+                (Some(_), None) => Origin::AdminForSeed,
+                (None, None) => Origin::Admin,
+            };
             let shared = || manager.clone();
             let insides = optional(user_clusters.map(|settings| user_cluster::run(shared(), settings)));
             let hosted = optional(hosting.map(|settings| hosting::run(shared(), settings)));
@@ -166,7 +172,7 @@ impl Operator {
             let services = Writer::default();
             let store = services.as_reader();
             let webhook = optional(webhook.map(|settings| webhook::run(shared(), settings, store)));
-            let fronts = front::run(shared(), front, services);
+            let fronts = front::run(shared(), front, origin, services);
             // A process with the front Service alone keeps no cluster.
             let outages = optional(asks.then(|| {
                 let Manager { installation, kkp, leads, .. } = shared();

@@ -1,13 +1,15 @@
 use http::StatusCode;
 use portico_api::meta::ObjectKey;
+use portico_lab::log_lines::LogLines;
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+use tracing::Level;
 
 use super::*;
 use crate::testing::{FakeApi, Fate, plan};
-use crate::{Operator, OperatorError};
+use crate::{ExposureSettings, Operator, OperatorError};
 
 /// Far beyond anything that happens when all is well; passes in no time on a paused clock.
 const NEVER: Duration = Duration::from_secs(300);
@@ -30,7 +32,21 @@ impl World {
     }
 
     fn with(api: &FakeApi, settings: Settings) -> Self {
-        let front = Operator::front(api.client(), settings);
+        Self::run(api, Operator::front(api.client(), settings))
+    }
+
+    /// The controller in an operator, which makes no gateway.
+    fn of_operator(api: &FakeApi) -> Self {
+        let exposure = ExposureSettings {
+            front: plan().front,
+            sni_port: 6_443,
+            node_ips: Vec::new(),
+            name_servers: Vec::new(),
+        };
+        Self::run(api, Operator::new(api.client(), Settings::new(plan(), "this"), exposure))
+    }
+
+    fn run(api: &FakeApi, front: Operator) -> Self {
         let (stop, stopped) = oneshot::channel();
         let status = front.status();
         let task = tokio::spawn(front.run(async move { drop(stopped.await) }));
@@ -216,6 +232,42 @@ async fn a_front_service_that_goes_and_comes_back_is_noticed() {
     world.until("its absence", |world| !world.front().found).await;
     world.api.put(front());
     world.until("the second write", |world| world.ports().len() == 2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_an_operator_the_front_service_is_missed_while_a_seed_asks_for_a_gateway_alone() {
+    let (warnings, _collected) = LogLines::collect(|metadata| *metadata.level() == Level::WARN);
+    let missing = "the front Service does not exist";
+    let times = || warnings.messages().iter().filter(|line| line.contains(missing)).count();
+    let api = FakeApi::default();
+    for plural in ["seeds", "namespaces", "endpointslices", "exposedclusters", "deployments"] {
+        api.install(plural);
+    }
+    let world = World::of_operator(&api);
+    let shown = |world: &World| world.status.get().services.values().map(|front| front.found).next();
+    world.until("the initial sync", |world| world.status.get().complete).await;
+    sleep(NEVER).await;
+    assert_eq!((shown(&world), times()), (None, 0), "there is no Seed yet");
+    let asks = |disable: bool| {
+        let mut seed = seed("north", json!([]));
+        seed["spec"]["nodeportProxy"]["disable"] = disable.into();
+        world.api.put_seed(seed);
+    };
+    asks(true);
+    sleep(NEVER).await;
+    assert_eq!((shown(&world), times()), (None, 0), "the Seed has no gateway");
+    asks(false);
+    world.until("its absence", |world| shown(world) == Some(false)).await;
+    sleep(NEVER).await;
+    assert_eq!(times(), 1);
+    asks(true);
+    world.until("that it need not be", |world| shown(world).is_none()).await;
+    world.api.put(front());
+    world.until("the first write", |world| world.ports() == ["sni-listener"]).await;
+    assert_eq!(shown(&world), Some(true));
+    world.api.delete("portico/portico");
+    world.until("its end", |world| shown(world).is_none()).await;
+    assert_eq!(times(), 1);
 }
 
 #[tokio::test(start_paused = true)]
