@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use jiff::Timestamp;
 use portico_dial::pem::{self, PemFileError};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
@@ -20,6 +21,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::client_ca::{ClientCaError, ClientCaFile, ClientCas, RevocationList};
 use super::client_certificate::{AnyCertificate, Presented};
+use super::x509::at;
 
 /// ALPN of Portico's agents. It means HTTP/2, by a name that no API server accepts, so that one port can
 /// serve both.
@@ -57,6 +59,8 @@ struct Server {
     config: Arc<ServerConfig>,
     /// The DNS names of the certificate, in lower case.
     names: Box<[Box<str>]>,
+    /// When the certificate ends; `None` for one that cannot be read.
+    ends: Option<Timestamp>,
 }
 
 /// Why the files make no TLS configuration. The one in force stays.
@@ -168,6 +172,12 @@ impl Tls {
         })
     }
 
+    /// When the certificate of the listener ends; `None` for one that cannot be read.
+    #[must_use]
+    pub fn certificate_ends(&self) -> Option<Timestamp> {
+        self.server.load().ends
+    }
+
     /// The configuration for a connection that begins now.
     pub(crate) fn current(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server.load().config)
@@ -190,7 +200,10 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     let pair =
         |source| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), source };
     let chain = pem::certificates(&files.certificate, &contents.certificate)?;
-    let names = chain.first().map(|leaf| dns_names(leaf)).unwrap_or_default();
+    let (names, ends) = match chain.first().map(|leaf| X509Certificate::from_der(leaf)) {
+        Some(Ok((_, leaf))) => (dns_names(&leaf), Some(end(&leaf))),
+        _ => (Box::default(), None),
+    };
     let key = pem::private_key(&files.key, &contents.key)?;
     let builder =
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(pair)?;
@@ -203,12 +216,16 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     config.alpn_protocols = vec![ALPN.to_vec(), b"h2".to_vec(), b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(Server { config: Arc::new(config), names })
+    Ok(Server { config: Arc::new(config), names, ends })
 }
 
-/// The DNS names a certificate is for, in lower case; of one that cannot be read, none.
-fn dns_names(der: &[u8]) -> Box<[Box<str>]> {
-    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return Box::default() };
+/// The last second of a certificate's validity.
+fn end(certificate: &X509Certificate<'_>) -> Timestamp {
+    at(u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default())
+}
+
+/// The DNS names a certificate is for, in lower case.
+fn dns_names(certificate: &X509Certificate<'_>) -> Box<[Box<str>]> {
     let alternative = certificate.subject_alternative_name().ok().flatten();
     let names = alternative.iter().flat_map(|extension| &extension.value.general_names);
     let dns = names.filter_map(|name| match name {

@@ -32,7 +32,11 @@ fn pki() -> Pki {
 }
 
 fn renew_server(pki: &Pki) {
-    pki.issue("tls", Certificate::server(&["gateway.test", "127.0.0.1"]));
+    pki.issue("tls", server_certificate());
+}
+
+fn server_certificate() -> Certificate {
+    Certificate::server(&["gateway.test", "127.0.0.1"])
 }
 
 fn files(pki: &Pki) -> TlsFiles {
@@ -606,14 +610,17 @@ async fn a_renewed_certificate_is_used_without_cutting_a_stream() {
     assert!(!tls.reload_certificate().unwrap(), "nothing changed yet");
 
     let key = pki.read("tls.key");
-    renew_server(&pki);
+    pki.issue("tls", server_certificate().not_after(2090, 1, 2));
     let new_key = pki.read("tls.key");
     pki.write("tls.key", &key);
     assert!(tls.reload_certificate().is_err(), "a certificate without its key is not used");
+    let renewed = "2090-01-02T00:00:00Z".parse().ok();
+    assert_ne!(tls.certificate_ends(), renewed);
     assert_eq!(served(&connect(&server, &connector).await.unwrap()), before);
 
     pki.write("tls.key", &new_key);
     assert!(tls.reload_certificate().unwrap());
+    assert_eq!(tls.certificate_ends(), renewed);
     assert_ne!(served(&connect(&server, &connector).await.unwrap()), before);
     upstream.write_all(b"still here").await.unwrap();
     assert_eq!(ends.read().await.unwrap(), "still here");

@@ -1,9 +1,10 @@
 //! `portico metrics` beside a real API server, which is the control plane of a cluster too, and a real
-//! Prometheus.
+//! Prometheus; and the alerts about gateways, as Prometheus evaluates them.
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), Debian's `prometheus`, and root.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use portico_lab::{ApiServer, wait};
@@ -89,6 +90,42 @@ fn prometheus_finds_a_control_plane_and_gets_what_is_kept_of_it_and_no_more() {
     // An alert begins, and says of which cluster.
     let alert = "ALERTS{alertname=\"EtcdDown\",cluster=\"a\"}";
     wait::until(alert, PATIENCE, || asked(alert)).unwrap();
+}
+
+#[test]
+fn alerts_fire_where_no_gateway_serves_and_where_the_certificate_of_the_tunnel_ends() {
+    const LEADER: &str = "portico_front_leader{instance=\"front\"}";
+    const READY: &str = "portico_ready{instance=\"a\"}";
+    const STOPPING: &str = "portico_stopping{instance=\"a\"}";
+    const DISABLED: &str = "portico_operator_seed_ready{seed=\"portico/north\",reason=\"Disabled\"}";
+    const MADE: &str = "portico_operator_seed_ready{seed=\"portico/north\",reason=\"GatewayReady\"}";
+    const CERTIFICATE: &str = "portico_tunnel_certificate_end_seconds{instance=\"a\"}";
+    // Each series has the value 1 for 20 minutes, from 1970 on.
+    let case = |series: &[&str], firing: &[&str]| {
+        let series: Vec<_> = series.iter().map(|one| json!({"series": one, "values": "1x20"})).collect();
+        let alert = |name: &&str| json!({"labels": format!("{{alertname=\"{name}\"}}"), "value": 1});
+        let firing: Vec<_> = firing.iter().map(alert).collect();
+        let asked = "sum by (alertname) (ALERTS{alertstate=\"firing\"})";
+        json!({"interval": "1m", "input_series": series, "promql_expr_test":
+            [{"expr": asked, "eval_time": "20m", "exp_samples": firing}]})
+    };
+    let tests = [
+        case(&[], &["PorticoFrontWithoutLeader", "PorticoGatewaysAbsent"]),
+        case(&[LEADER, READY], &[]),
+        case(&[LEADER, READY, STOPPING], &["PorticoGatewaysAbsent"]),
+        case(&[LEADER, MADE], &["PorticoGatewaysAbsent"]),
+        case(&[LEADER, DISABLED], &[]),
+        case(&[LEADER, READY, CERTIFICATE], &["PorticoTunnelCertificateEnds"]),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let alerts = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/alerts.yaml"));
+    let alerts = portico_yaml::Documents::new(alerts).next().unwrap().unwrap().to_value();
+    fs::write(folder.path().join("alerts.yaml"), alerts["spec"].to_string()).unwrap();
+    let tests = json!({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests});
+    fs::write(folder.path().join("tests.yaml"), tests.to_string()).unwrap();
+    let mut promtool = Command::new("promtool");
+    let output = promtool.args(["test", "rules", "tests.yaml"]).current_dir(&folder).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// The objects by which the API server of the seed is one of a hosted cluster. Its etcd does not answer.

@@ -5,6 +5,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::time::UNIX_EPOCH;
 
 use crate::common::{Process, free_port, get, metric, wait_until};
 use crate::proof::{authority, host};
@@ -98,6 +99,8 @@ fn files_that_change_revoke_what_is_open_and_broken_ones_change_nothing() {
     let token_a: Vec<&str> = token_a.iter().map(String::as_str).collect();
     let token_b: Vec<&str> = token_b.iter().map(String::as_str).collect();
     assert_eq!(metric(gateway.admin, "portico_tunnel_open_to_anyone"), 0);
+    let now = UNIX_EPOCH.elapsed().unwrap().as_secs();
+    assert!(metric(gateway.admin, "portico_tunnel_certificate_end_seconds") > now);
     assert_eq!(site.status(&gateway, &[], "a"), 401);
     assert_eq!(site.status(&gateway, &certificate, "b"), 403);
     gateway.process.wait_for("neither a client certificate nor a bearer token was shown");
