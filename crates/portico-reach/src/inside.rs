@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use portico_api::cluster::Cluster;
 use portico_api::names::MESH_CONDITION;
+use portico_api::strategy::ExposeStrategy;
+use portico_expose::strategy;
 use portico_kube::Client;
 use portico_kube::untrusted_api::UntrustedApiError;
 use serde_json::Value;
@@ -18,14 +20,14 @@ use crate::nodes;
 /// The last link of users.
 const API_SERVER: &str = "API server";
 
-/// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed; `has_agents` is
-/// whether pods need an agent on it by the door in force.
+/// Adds the links of a node, up to the first that is broken. `seed` is the way to the seed, and `door` the
+/// one in force.
 pub(crate) async fn try_node(
     chain: &mut Chain,
     seed: &Client,
     cluster: &Cluster,
     node: &str,
-    has_agents: bool,
+    door: ExposeStrategy,
 ) {
     let name = &*cluster.metadata.name;
     let inside = match admin::enter_as_admin(seed, name).await {
@@ -40,9 +42,9 @@ pub(crate) async fn try_node(
         Ok(object) => object,
         Err(error) => return chain.push(unasked("Node", &error)),
     };
-    chain.push(registered(node, object.as_ref()));
+    chain.push(registered(node, object.as_ref(), door));
     let Some(object) = object else { return };
-    if has_agents {
+    if strategy::of(door).has_agent() {
         chain.push(match nodes::agents(&inside, Some(node)).await {
             Ok(agents) => agent(node, agents.as_ref()),
             Err(error) => unasked("agent", &error),
@@ -110,20 +112,30 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_default()
 }
 
+/// The command that tries what a machine needs to be a node, where clusters have this strategy. FILE is an
+/// inventory: docs/preflight.md.
+pub fn preflight(strategy: ExposeStrategy) -> String {
+    format!("portico preflight --role worker --product portico --strategy {strategy} --inventory FILE")
+}
+
 /// Whether the node has joined, and its kubelet reports.
-fn registered(node: &str, object: Option<&Value>) -> Link {
+fn registered(node: &str, object: Option<&Value>, strategy: ExposeStrategy) -> Link {
     const LINK: &str = "Node";
     let Some(object) = object else {
-        let remedy = "has its kubelet joined? On the machine: journalctl -u kubelet, and portico preflight \
-                      --role worker";
+        let remedy = format!(
+            "has its kubelet joined? On the machine: journalctl -u kubelet, and {}",
+            preflight(strategy)
+        );
         return Link::broken(LINK, format!("there is no Node {node} in the cluster"), remedy);
     };
     match condition(object, "Ready") {
         Some(ready) if ready["status"] == "True" => Link::holds(LINK, format!("{node} is ready")),
         Some(ready) => {
             let (message, heard) = (text(ready, "message"), text(ready, "lastHeartbeatTime"));
-            let remedy = "its kubelet is away, or says why: journalctl -u kubelet there, and portico \
-                          preflight --role worker";
+            let remedy = format!(
+                "its kubelet is away, or says why: journalctl -u kubelet there, and {}",
+                preflight(strategy)
+            );
             Link::broken(LINK, format!("{node} is not ready: {message} (last heard of {heard})"), remedy)
         }
         None => Link::broken(LINK, format!("{node} has never reported"), "start its kubelet"),
@@ -217,10 +229,11 @@ mod tests {
                 {"type": "Ready", "status": status, "message": "Kubelet stopped posting node status.",
                  "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}})
         };
-        assert_eq!(registered("n", None).state, State::Broken);
-        assert_eq!(registered("n", Some(&json!({}))).state, State::Broken);
-        assert_eq!(registered("n", Some(&node("True"))).state, State::Holds);
-        let unknown = registered("n", Some(&node("Unknown")));
+        let registered = |object: Option<&Value>| registered("n", object, ExposeStrategy::Tunneling);
+        assert_eq!(registered(None).state, State::Broken);
+        assert_eq!(registered(Some(&json!({}))).state, State::Broken);
+        assert_eq!(registered(Some(&node("True"))).state, State::Holds);
+        let unknown = registered(Some(&node("Unknown")));
         assert_eq!(unknown.state, State::Broken);
         assert!(unknown.evidence.contains("Kubelet stopped") && unknown.evidence.contains("2026-01-01"));
     }

@@ -22,6 +22,7 @@ mod seed;
 
 pub use chain::Chain;
 pub use doors::Migration;
+pub use inside::preflight;
 pub use links::{Link, State};
 pub use orphans::Orphan;
 pub use seed::{Front, SeedSnapshot};

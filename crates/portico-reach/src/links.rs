@@ -3,7 +3,9 @@
 
 use std::fmt;
 
+use portico_api::annotations::PORT_MAPPING;
 use portico_api::cluster::{Cluster, EXPOSED, USER_CLUSTER_READY};
+use portico_api::meta::ObjectKey;
 use portico_api::problem::{Problem, Severity};
 use portico_api::text::one_line;
 use portico_expose::services::APISERVER;
@@ -143,8 +145,7 @@ pub(crate) fn service(namespace: &str, rows: &[RouteRow]) -> Link {
         let key = &row.key;
         match &row.state {
             RouteState::Conflict { winner } => {
-                let text = format!("{key} belongs to Service {}", winner.service);
-                return Link::broken(LINK, text, "the older one keeps it: delete one of the two");
+                return Link::broken(LINK, taken(key, &winner.service), one_must_change(key));
             }
             RouteState::Kept { tenant } => {
                 let text = format!("{key} is kept for {tenant}, whose Service is gone");
@@ -281,6 +282,24 @@ pub(crate) fn front(service: &str, port: u16, ports: &[u16], addresses: &[String
     Link::holds(LINK, format!("{service} at {}, port {port}", addresses.join(", ")))
 }
 
+/// Why another Service has the `key`. The routing table decides so.
+fn taken(key: &RouteKey, winner: &ObjectKey) -> String {
+    format!(
+        "{key} belongs to Service {winner}: what follows from a Cluster comes first, then what is in the \
+         namespace of a Cluster, then the elder"
+    )
+}
+
+/// The remedy where two Services claim `key`. Each may be the way into a cluster, and made anew if deleted.
+fn one_must_change(key: &RouteKey) -> String {
+    let what = match key {
+        RouteKey::Host(_) => format!("host name (annotation {PORT_MAPPING})"),
+        RouteKey::Port(_) => "nodePort".to_owned(),
+        RouteKey::Authority(_) => "port or name".to_owned(),
+    };
+    format!("change the {what} of the Service that should not have it; delete no Service {APISERVER}")
+}
+
 fn of_api_server(rows: &[RouteRow]) -> impl Iterator<Item = &RouteRow> {
     rows.iter().filter(|row| *row.backend.service.name == *APISERVER)
 }
@@ -322,6 +341,22 @@ mod tests {
         assert_eq!(state(&[gateway(true, Ok(Some("notReady")))]), State::Broken);
         let failing = AtGateway { failing: 2, ..gateway(true, Ok(Some("ready"))) };
         assert_eq!(state(&[failing]), State::Unknown);
+    }
+
+    #[test]
+    fn a_claim_that_another_service_has_is_given_up_by_a_change_and_not_by_deleting_one() {
+        let key = RouteKey::Port(31_001);
+        let text = taken(&key, &ObjectKey::new("cluster-b", APISERVER));
+        assert_eq!(
+            text,
+            "port 31001 belongs to Service cluster-b/apiserver-external: what follows from a Cluster comes \
+             first, then what is in the namespace of a Cluster, then the elder"
+        );
+        let remedy = one_must_change(&key);
+        assert!(
+            remedy.starts_with("change the nodePort") && remedy.contains("delete no Service"),
+            "{remedy}"
+        );
     }
 
     #[test]

@@ -198,8 +198,8 @@ impl SeedSnapshot {
         if found.broken().is_none()
             && let Some(cluster) = self.clusters.get(name.as_str())
         {
-            let has_agents = self.in_force(cluster).is_some_and(|door| strategy::of(door).has_agent());
-            inside::try_node(&mut found, &self.client, cluster, node, has_agents).await;
+            let door = self.in_force(cluster).unwrap_or_default();
+            inside::try_node(&mut found, &self.client, cluster, node, door).await;
         }
         found
     }

@@ -422,6 +422,7 @@ fn help(verb: Option<&str>) -> anyhow::Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use portico_api::strategy::ExposeStrategy;
 
     use super::*;
 
@@ -431,6 +432,16 @@ mod tests {
         let help = command.find_subcommand_mut("check").unwrap().render_long_help().to_string();
         let kinds = "services,endpointslices,clusters,seeds,kubermaticconfigurations > copy/1.yaml";
         assert!(help.contains(kinds), "{help}");
+    }
+
+    #[test]
+    fn the_command_that_why_names_for_a_node_is_one() {
+        for strategy in ExposeStrategy::ALL {
+            let command = portico_reach::preflight(strategy);
+            let Verb::Preflight(_) = Cli::try_parse_from(command.split(' ')).unwrap().verb else {
+                panic!("{command}")
+            };
+        }
     }
 
     /// Flags that look like listeners and are none: ports of somebody else, or of a Service.
