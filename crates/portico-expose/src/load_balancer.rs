@@ -10,6 +10,7 @@ use portico_api::seed::Seed;
 use portico_api::setting::Setting;
 use thiserror::Error;
 
+use crate::resolve::no_such_seed;
 use crate::services::strings;
 
 pub(crate) const AWS_TYPE: (&str, &str) = ("service.beta.kubernetes.io/aws-load-balancer-type", "nlb");
@@ -53,8 +54,8 @@ pub enum SettingsError {
     )]
     SeveralSeeds(String),
     /// The Seed that was named does not exist.
-    #[error("there is no Seed {0:?}, as --seed names it; the front Service keeps the settings it has")]
-    NoSuchSeed(Box<str>),
+    #[error("{0}; the front Service keeps the settings it has")]
+    NoSuchSeed(String),
 }
 
 /// Returns what the Seed of the load balancer asks for: the Seed `named`, or the only one. `None` without any
@@ -64,13 +65,12 @@ pub fn settings<'a>(
     named: Option<&str>,
 ) -> Result<Option<LoadBalancerSettings>, SettingsError> {
     let mut seeds: Vec<&Seed> = seeds.into_iter().collect();
-    if let Some(named) = named {
-        seeds.retain(|seed| &*seed.metadata.name == named);
-    }
     // In an order that does not depend on that of a list.
     seeds.sort_by_key(|seed| seed.metadata.key());
-    match (&seeds[..], named) {
-        ([], Some(named)) => Err(SettingsError::NoSuchSeed(named.into())),
+    let counts = |seed: &&&Seed| named.is_none_or(|named| *seed.metadata.name == *named);
+    let counting: Vec<&Seed> = seeds.iter().filter(counts).copied().collect();
+    match (&counting[..], named) {
+        ([], Some(named)) => Err(SettingsError::NoSuchSeed(no_such_seed(named, &seeds))),
         ([], None) => Ok(None),
         ([seed], _) => of(seed).map(Some),
         (several, _) => {
@@ -167,7 +167,8 @@ mod tests {
         let error = settings([&south, &north], None).unwrap_err().to_string();
         assert!(error.contains("kubermatic/north, kubermatic/south") && error.contains("--seed"), "{error}");
         assert!(settings([&south, &north], Some("south")).unwrap().is_some());
-        assert_eq!(settings([&north], Some("east")), Err(SettingsError::NoSuchSeed("east".into())));
+        let unknown = "no Seed is called \"east\", as --seed says; there are: north, south".to_owned();
+        assert_eq!(settings([&south, &north], Some("east")), Err(SettingsError::NoSuchSeed(unknown)));
         assert_eq!(settings([], None), Ok(None));
     }
 }

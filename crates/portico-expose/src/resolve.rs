@@ -72,31 +72,39 @@ pub fn seed_of<'a, S: AsRef<Seed>>(cluster: &Cluster, seeds: &'a [S]) -> Result<
         return Ok(seed);
     }
     let names = || seeds.iter().map(|seed| &*seed.as_ref().metadata.name).collect::<Vec<_>>().join(", ");
-    let problem = |message: String, remedy: &str| {
-        Box::new(Problem {
-            severity: Severity::Error,
-            reason: "which-seed",
-            object: ObjectRef::new(Kind::Cluster, &cluster.metadata),
-            field: "spec.cloud.dc".into(),
-            message,
-            remedy: remedy.into(),
-        })
-    };
     match seeds {
         [seed] => Ok(seed),
-        [] => Err(problem(
-            "there is no Seed that could host this cluster".into(),
-            "add a Seed to the manifests",
-        )),
-        _ if dc.is_empty() => Err(problem(
+        [] => Err(which_seed(cluster, "there is no Seed that could host this cluster".into(), "add a Seed")),
+        _ if dc.is_empty() => Err(which_seed(
+            cluster,
             format!("it is empty, and there are several seeds: {}", names()),
             "name a datacenter that one of them lists in spec.datacenters",
         )),
-        _ => Err(problem(
+        _ => Err(which_seed(
+            cluster,
             format!("no Seed lists the datacenter {dc:?} (there are: {})", names()),
             "add it to spec.datacenters of the Seed that hosts this cluster, or name one that is there",
         )),
     }
+}
+
+/// That `--seed` names none of `seeds`.
+pub fn no_such_seed<S: AsRef<Seed>>(named: &str, seeds: &[S]) -> String {
+    let there: Vec<&str> = seeds.iter().map(|seed| &*seed.as_ref().metadata.name).collect();
+    let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+    format!("no Seed is called {named:?}, as --seed says; there are: {there}")
+}
+
+/// The problem of a Cluster whose Seed is not known.
+pub(crate) fn which_seed(cluster: &Cluster, message: String, remedy: &str) -> Box<Problem> {
+    Box::new(Problem {
+        severity: Severity::Error,
+        reason: "which-seed",
+        object: ObjectRef::new(Kind::Cluster, &cluster.metadata),
+        field: "spec.cloud.dc".into(),
+        message,
+        remedy: remedy.into(),
+    })
 }
 
 #[cfg(test)]
@@ -163,8 +171,7 @@ mod tests {
         let none: [Box<Seed>; 0] = [];
         assert_eq!(
             seed_of(&cluster("a", "{}"), &none).unwrap_err().to_string(),
-            "Cluster a: spec.cloud.dc: there is no Seed that could host this cluster; add a Seed to the \
-             manifests"
+            "Cluster a: spec.cloud.dc: there is no Seed that could host this cluster; add a Seed"
         );
     }
 }

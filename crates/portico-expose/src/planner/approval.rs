@@ -20,7 +20,7 @@ use super::settings::{Mode, Settings};
 use crate::inputs::{Known, LoadBalancers, Scope};
 use crate::persisted::PersistedState;
 use crate::policy::{own_ranges, policy};
-use crate::resolve::{self, DecidedBy, Decision, seed_of};
+use crate::resolve::{self, DecidedBy, Decision};
 use crate::strategy;
 use crate::validate::{self, Before};
 
@@ -69,7 +69,7 @@ impl Judge<'_> {
         &self,
         cluster: &Cluster,
     ) -> Result<(Arc<Seed>, Option<&KubermaticConfiguration>), Box<Problem>> {
-        let seed = seed_of(cluster, self.levels.seeds.active())?;
+        let seed = self.levels.seed_of(cluster)?;
         if seed.refused {
             return Err(Box::new(waits_for(cluster, &*seed.object)));
         }
@@ -138,7 +138,7 @@ pub(super) fn unapproved_policy(
     load_balancers: LoadBalancers,
 ) -> ClusterPolicy {
     let readable = |seed: &Seed| own_ranges(cluster, seed).all(|network| network.get().is_some());
-    let (seed, known) = match seed_of(cluster, levels.seeds.active()) {
+    let (seed, known) = match levels.seed_of(cluster) {
         Ok(active) => (active.object.clone(), readable(&active.object)),
         Err(_) => {
             let no_defaults =

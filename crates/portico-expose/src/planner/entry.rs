@@ -8,7 +8,7 @@ use portico_api::seed::Seed;
 
 use super::levels::Levels;
 use super::served::Served;
-use crate::resolve::{Decision, seed_of};
+use crate::resolve::Decision;
 
 /// A Cluster as it is wanted, and as it is in force.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl ClusterEntry {
     /// Whether the Cluster is in force as wanted, on the version of its seed that is active now.
     pub(super) fn is_up_to_date(&self, levels: &Levels) -> bool {
         let Some(in_force) = &self.in_force else { return false };
-        let seed = seed_of(&self.wanted, levels.seeds.active());
+        let seed = levels.seed_of(&self.wanted);
         Arc::ptr_eq(&self.wanted, &in_force.cluster)
             && seed.is_ok_and(|active| !active.refused && Arc::ptr_eq(&active.object, &in_force.seed))
     }

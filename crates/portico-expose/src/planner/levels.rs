@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectKey, ObjectMeta, ObjectRef};
 use portico_api::port_range::PortRange;
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::{Seed, Timeouts};
 
+use crate::resolve::{no_such_seed, seed_of, which_seed};
 use crate::validate::{self, Verdict};
 
 /// Both levels.
@@ -40,6 +42,19 @@ impl Levels {
         }
         problems.extend(of_seeds);
         problems
+    }
+
+    /// The active Seed of a Cluster, or the problem to report on the Cluster.
+    pub(super) fn seed_of(&self, cluster: &Cluster) -> Result<&Active<Seed>, Box<Problem>> {
+        let active = self.seeds.active();
+        match &self.only_seed {
+            Some(named) if active.is_empty() && !self.seeds.objects.is_empty() => {
+                let there: Vec<_> = self.seeds.objects.values().map(|seed| &*seed.wanted).collect();
+                let message = no_such_seed(named, &there);
+                Err(which_seed(cluster, message, "correct --seed, or leave it out"))
+            }
+            _ => seed_of(cluster, active),
+        }
     }
 
     /// The configuration of the installation.

@@ -255,6 +255,12 @@ fn of_several_seeds_none_decides_for_the_clusters_of_another() {
         assert_eq!(one.timeouts.sni_idle.is_some(), only == "aaa");
         assert_eq!(one.problems().count(), 0);
     }
+    let settings = Settings { seed: Some("ccc".into()), ..Settings::new(Mode::Plan) };
+    let mut none = Planner::new(settings, PersistedState::default(), 42);
+    none.apply(objects());
+    let problem = none.problems().next().unwrap();
+    assert_eq!(problem.message, "no Seed is called \"ccc\", as --seed says; there are: aaa, bbb");
+    assert_eq!(problem.remedy, "correct --seed, or leave it out");
     let same = seed(
         "bbb",
         r#"{"datacenters": {"two": {}},

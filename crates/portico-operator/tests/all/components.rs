@@ -491,6 +491,16 @@ async fn certificates_are_renewed_before_they_end_and_a_named_seed_shares_its_ga
     };
     let data = |object: &str| get(kubectl, object).unwrap()["data"].clone();
 
+    let operator = start_with(&client, "unknown", settings(Timestamp::now, Some("east")));
+    for name in ["north", "south"] {
+        let message = wait_reason(kubectl, name, "NoSuchSeed");
+        assert!(
+            message.contains("no Seed is called \"east\"") && message.contains("north, south"),
+            "{message}"
+        );
+    }
+    operator.stop().await;
+
     // A condition that cannot be written is tried again; nothing else about the gateway changes.
     let faulty = FaultyApi::default();
     faulty.rules(|rules| rules.answers = vec![("/seeds/north/status", Answer::Status(500), 2)]);

@@ -123,6 +123,17 @@ fn a_manifest_may_be_named_in_capitals() {
 }
 
 #[test]
+#[test]
+fn a_seed_that_is_not_there_is_told_from_no_seed_at_all() {
+    let text = [CONFIGURATION, SEED_DISABLED, CLUSTER_FOLLOWER].join("---\n");
+    let folder = directory(&[("all.yaml", &text)]);
+    let output = run(&["check", folder.path().to_str().unwrap(), "--seed", "nope"]);
+    let found = stdout(&output);
+    let said = "no Seed is called \"nope\", as --seed says; there are: kubermatic";
+    assert!(found.contains(said), "{found}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
 fn a_node_port_on_which_the_gateway_listens_is_an_error() {
     let service = "\
 apiVersion: v1

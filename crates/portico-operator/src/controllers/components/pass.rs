@@ -10,6 +10,7 @@ use portico_api::seed::Seed;
 use portico_expose::components::{Components, Part, components, tunnel_hosts, usable};
 use portico_expose::exposure::MANAGED_BY;
 use portico_expose::inputs::Ingress;
+use portico_expose::resolve::no_such_seed;
 use portico_kube::apply::writing;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -67,6 +68,10 @@ impl Context {
         let seeds = self.installation.seeds.seeds();
         match &self.settings.seed {
             Some(named) if **named == *seed.metadata.name => None,
+            Some(named) if seeds.iter().all(|seed| *seed.metadata.name != **named) => {
+                let message = format!("{}; the gateway stays as it is", no_such_seed(named, &seeds));
+                Some(State::bad("NoSuchSeed", message))
+            }
             Some(named) => {
                 let message = format!("the gateway is that of Seed {named}, and serves these clusters too");
                 Some(State::good("GatewayShared", message))
