@@ -78,6 +78,26 @@ fn each_problem_has_its_file_line_and_object() {
 }
 
 #[test]
+fn what_keeps_a_cluster_from_being_exposed_hides_nothing_that_keeps_it_from_being_hosted() {
+    let hosted =
+        CLUSTER_FOLLOWER.replace("name: follower", "name: a, annotations: {portico.k8c.io/layout: huge}");
+    let no_domain = CONFIGURATION.replace("  ingress: {domain: kkp.example.com}\n", "");
+    let tunneling = SEED_LOAD_BALANCER.replace("LoadBalancer", "Tunneling");
+    for (objects, exposure) in [
+        (&[&*no_domain, &*tunneling][..], "there is no domain"),
+        (&[CONFIGURATION], "there is no Seed that could host this cluster"),
+    ] {
+        let text = [objects, &[&hosted]].concat().join("---\n");
+        let folder = directory(&[("all.yaml", &text)]);
+        let output = run(&["check", folder.path().to_str().unwrap()]);
+        let found = stdout(&output);
+        for problem in [exposure, "\"huge\" is no layout", "spec.version: it is missing"] {
+            assert!(found.contains(problem), "{found}");
+        }
+    }
+}
+
+#[test]
 fn a_service_that_is_added_cannot_take_the_host_name_of_a_cluster() {
     let service = "\
 apiVersion: v1
@@ -104,6 +124,17 @@ spec:
 }
 
 #[test]
+fn a_seed_that_is_not_there_is_told_from_no_seed_at_all() {
+    let text = [CONFIGURATION, SEED_DISABLED, CLUSTER_FOLLOWER].join("---\n");
+    let folder = directory(&[("all.yaml", &text)]);
+    let output = run(&["check", folder.path().to_str().unwrap(), "--seed", "nope"]);
+    let found = stdout(&output);
+    let said = "no Seed is called \"nope\", as --seed says; there are: kubermatic";
+    assert!(found.contains(said), "{found}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn a_directory_without_manifests_is_not_called_right() {
     let folder = directory(&[("README.md", "# here\n"), (".hidden.yaml", "kind: [")]);
     let output = run(&["check", folder.path().to_str().unwrap()]);
@@ -123,17 +154,6 @@ fn a_manifest_may_be_named_in_capitals() {
 }
 
 #[test]
-#[test]
-fn a_seed_that_is_not_there_is_told_from_no_seed_at_all() {
-    let text = [CONFIGURATION, SEED_DISABLED, CLUSTER_FOLLOWER].join("---\n");
-    let folder = directory(&[("all.yaml", &text)]);
-    let output = run(&["check", folder.path().to_str().unwrap(), "--seed", "nope"]);
-    let found = stdout(&output);
-    let said = "no Seed is called \"nope\", as --seed says; there are: kubermatic";
-    assert!(found.contains(said), "{found}");
-    assert_eq!(output.status.code(), Some(1));
-}
-
 fn a_node_port_on_which_the_gateway_listens_is_an_error() {
     let service = "\
 apiVersion: v1
