@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::ensure;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use ipnet::IpNet;
 use portico_admin::listing::OutputFormat;
 use portico_api::annotations::{EXPOSE, ExposeKeys};
@@ -20,12 +20,13 @@ use crate::hosted::Hosted;
 
 // The flags of `portico check` and `portico routes`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("objects").required(true))]
 pub(crate) struct Flags {
     /// Directory of manifests, or of a copy of a seed's objects (kubectl get -o yaml)
-    #[arg(value_name = "DIR", required_unless_present = "kubeconfig")]
+    #[arg(value_name = "DIR", group = "objects")]
     directory: Option<PathBuf>,
     /// Read the objects of a live seed instead, by this kubeconfig; nothing is written
-    #[arg(long, value_name = "FILE", conflicts_with = "directory")]
+    #[arg(long, value_name = "FILE", group = "objects")]
     kubeconfig: Option<PathBuf>,
     /// How long reading a live seed may take, all together
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration, requires = "kubeconfig")]

@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use portico_api::names::is_object_name;
 use portico_pki::Kubeconfig;
 use portico_pki::inventory::ADMIN_KUBECONFIG;
@@ -49,15 +49,16 @@ pub(crate) struct Flags {
 
 // The administrator of a user cluster: as the seed knows it, or by a kubeconfig of its own.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true))]
 pub(crate) struct AdminFlags {
     /// Name of the Cluster
-    #[arg(value_name = "CLUSTER", required_unless_present = "cluster_kubeconfig", value_parser = label)]
+    #[arg(value_name = "CLUSTER", group = "which", value_parser = label)]
     cluster: Option<String>,
     /// How to reach the seed [default: as kubectl does: $KUBECONFIG, ~/.kube/config, or the pod's own]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The kubeconfig of an administrator of the cluster; the seed is not asked then
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "kubeconfig"])]
+    #[arg(long, value_name = "FILE", group = "which", conflicts_with = "kubeconfig")]
     cluster_kubeconfig: Option<PathBuf>,
 }
 

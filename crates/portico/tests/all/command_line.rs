@@ -145,6 +145,13 @@ fn wrong_usage_ends_with_2_and_says_what_to_do() {
         (&["front", "--service", "front"], "give NAMESPACE/NAME"),
         (&["front", "--service", "a/b", "--kubeconfig", "/nowhere"], "/nowhere"),
         (&["unknown"], "unrecognized subcommand"),
+        // Each way out is named.
+        (&["check"], "<DIR|--kubeconfig <FILE>>"),
+        (&["routes"], "<DIR|--kubeconfig <FILE>>"),
+        (&["nodes"], "<CLUSTER|--cluster-kubeconfig <FILE>>"),
+        (&["join", "token"], "<CLUSTER|--cluster-kubeconfig <FILE>>"),
+        (&["join"], "<--token <TOKEN>|--token-file <FILE>>"),
+        (&["preflight"], "<--inventory <FILE>|--mesh>"),
         (&[], "Usage"),
     ] {
         let output = run(arguments);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use portico_hosting::join::machine::{Cluster, Machine, NewFile, Paths, arguments, files, settings, unit};
 use portico_hosting::join::options::{Label, NodeName, Taint};
 use portico_hosting::join::token::Token;
@@ -28,15 +28,16 @@ const PROGRAMS: [&str; 2] = ["/usr/bin/kubelet", "/usr/local/bin/kubelet"];
 
 // `portico join`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("secret").required(true))]
 pub(super) struct Flags {
     /// URL of the cluster's API server
     #[arg(long, value_name = "URL")]
     server: Server,
     /// The bootstrap token. Users of this machine can read it among the arguments while this command runs
-    #[arg(long, value_name = "TOKEN", required_unless_present = "token_file")]
+    #[arg(long, value_name = "TOKEN", group = "secret")]
     token: Option<Token>,
     /// File with the bootstrap token, in place of --token
-    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    #[arg(long, value_name = "FILE", group = "secret")]
     token_file: Option<PathBuf>,
     /// Hash of the cluster's authority; nothing else is trusted. Can be given several times
     #[arg(long, value_name = "HASH", required = true)]

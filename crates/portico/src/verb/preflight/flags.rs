@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use portico_api::meta::ObjectKey;
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, pem};
 use portico_ports::Facts;
@@ -25,12 +25,13 @@ use crate::verb::firewall::read_inventory;
 
 // `portico preflight`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("machines").required(true))]
 pub(crate) struct Flags {
     /// What this machine is: a role of the model, such as worker; may be repeated
     #[arg(long, value_name = "ROLE", required_unless_present = "mesh", value_delimiter = ',')]
     role: Vec<String>,
     /// Which addresses have which role: a YAML file, `worker: [10.0.1.1, 10.0.1.2]`
-    #[arg(long, value_name = "FILE", required_unless_present = "mesh")]
+    #[arg(long, value_name = "FILE", group = "machines")]
     inventory: Option<PathBuf>,
     /// Objects of the installation: their ports and addresses are tried in place of the model's; a directory
     /// of manifests, or of a copy of a seed's objects (kubectl get -o yaml)
@@ -101,7 +102,7 @@ pub(crate) struct Flags {
 pub(crate) struct MeshFlags {
     /// Check from node to node for ever, as a DaemonSet (deploy/mesh.yaml), and keep the condition
     /// PorticoMesh on this node
-    #[arg(long, conflicts_with_all = ["listen", "role", "inventory", "output", "new_machine"])]
+    #[arg(long, group = "machines", conflicts_with_all = ["listen", "role", "output", "new_machine"])]
     #[arg(requires = "node")]
     pub(super) mesh: bool,
     /// This node
