@@ -55,10 +55,7 @@ pub enum ClientError {
     #[error("cannot use the kubeconfig: {0}")]
     Text(#[source] Box<kube::config::KubeconfigError>),
     /// Not in a pod, or in one without a service account.
-    #[error(
-        "this is no pod with a service account ({0}); name a kubeconfig file by --kubeconfig, or where a \
-         verb reads manifests, their directory by --manifests"
-    )]
+    #[error("this is no pod with a service account ({0}); name a kubeconfig file by --kubeconfig")]
     NotInCluster(#[from] kube::config::InClusterError),
     /// Certificates or keys cannot be used.
     #[error("cannot set up the connection to the API server: {0}")]

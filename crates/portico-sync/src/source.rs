@@ -22,15 +22,27 @@ use crate::pipeline::Pipeline;
 /// Why a source cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
+    /// Nothing says where objects come from.
+    #[error("{0}, or a directory of manifests by --manifests")]
+    Nowhere(#[source] ClientError),
     /// No way to the Kubernetes API.
     #[error(transparent)]
-    Client(#[from] ClientError),
+    Client(ClientError),
     /// The persisted state of an earlier run cannot be read.
     #[error(transparent)]
     Persisted(#[from] PersistedFileError),
     /// The directory cannot be read or watched.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
+}
+
+impl From<ClientError> for OpenError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::NotInCluster(_) => Self::Nowhere(error),
+            _ => Self::Client(error),
+        }
+    }
 }
 
 /// Where objects come from, and what the pipeline must know of the gateway.

@@ -8,12 +8,13 @@ use std::str::FromStr;
 use std::time::Duration;
 use std::{env, fmt};
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use ipnet::IpNet;
 use portico_api::meta::ObjectKey;
 use portico_api::names::is_object_name;
 use portico_api::network::Network;
 use portico_gateway::ProxyMode;
+use portico_kube::{Client, ClientError, client_of};
 
 /// The word that turns a listener or a limit off.
 const OFF: &str = "off";
@@ -182,12 +183,19 @@ impl fmt::Display for ListenerKind {
     }
 }
 
-/// The kubeconfigs to use for a person, as kubectl chooses them. They are the named one, those of
-/// `$KUBECONFIG`, or that of the home folder. None of them means the service account of the pod.
+/// The way to the seed of a person, by the kubeconfigs that kubectl would choose. They are the named one,
+/// those of `$KUBECONFIG`, or that of the home folder. Without any it is the service account of the pod.
 ///
 /// `$KUBECONFIG` that names no file is an error: another seed would be taken instead, without a word.
-pub(crate) fn kubeconfig(named: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
-    kubeconfig_of(named, env::var_os("KUBECONFIG"), env::home_dir())
+pub(crate) async fn client_of_person(named: Option<&Path>) -> anyhow::Result<Client> {
+    let kubeconfigs = kubeconfig_of(named, env::var_os("KUBECONFIG"), env::home_dir())?;
+    match client_of(&kubeconfigs).await {
+        Err(ClientError::NotInCluster(_)) => bail!(
+            "nothing says how to reach the seed: name a kubeconfig by --kubeconfig or $KUBECONFIG. There is \
+             no ~/.kube/config, and this is no pod with a service account"
+        ),
+        client => Ok(client?),
+    }
 }
 
 /// Whether a file is there, or it cannot be told. To read that one then says why.

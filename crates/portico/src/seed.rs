@@ -9,7 +9,7 @@ use portico_api::meta::ObjectKey;
 use portico_expose::front::SNI_PORT;
 use portico_reach::{Chain, Front, Link, SeedSnapshot, State};
 
-use crate::args::{duration, kubeconfig, object_key};
+use crate::args::{client_of_person, duration, object_key};
 
 // The seed that is asked, and where its gateways are.
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub(crate) struct SeedFlags {
 impl SeedFlags {
     /// Reads the seed.
     pub(crate) async fn read(&self) -> anyhow::Result<SeedSnapshot> {
-        let client = portico_kube::client_of(&kubeconfig(self.kubeconfig.as_deref())?).await?;
+        let client = client_of_person(self.kubeconfig.as_deref()).await?;
         let front = Front { service: self.service.clone(), sni_port: self.sni_port };
         SeedSnapshot::read(client, front, self.timeout).await
     }

@@ -16,7 +16,7 @@ use portico_pki::inventory::ADMIN_KUBECONFIG;
 use portico_reach::admin::{NoSecret, of_cluster, of_secret};
 use portico_reach::personal::sign_for_person;
 
-use crate::args::kubeconfig;
+use crate::args::client_of_person;
 use crate::daemon;
 use crate::outcome::{Outcome, print};
 
@@ -71,7 +71,7 @@ impl AdminFlags {
                 Kubeconfig::parse(&fs::read_to_string(path).with_context(cannot)?).with_context(cannot)
             }
             (None, Some(name)) => {
-                let seed = portico_kube::client_of(&kubeconfig(self.kubeconfig.as_deref())?).await?;
+                let seed = client_of_person(self.kubeconfig.as_deref()).await?;
                 of_cluster(&seed, name).await
             }
             (None, None) => bail!("name a Cluster, or give --cluster-kubeconfig"),
@@ -82,7 +82,7 @@ impl AdminFlags {
 /// Writes the kubeconfig.
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<Outcome> {
     let found = daemon::run(async {
-        let client = portico_kube::client_of(&kubeconfig(flags.kubeconfig.as_deref())?).await?;
+        let client = client_of_person(flags.kubeconfig.as_deref()).await?;
         let admin = of_secret(&client, &flags.cluster, &flags.secret).await.map_err(name_another)?;
         match &flags.personal.user {
             Some(user) => {

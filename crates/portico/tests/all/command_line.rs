@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::common::{run, stderr, stdout};
 
@@ -144,7 +145,6 @@ fn wrong_usage_ends_with_2_and_says_what_to_do() {
         (&["check", "/nowhere"], "/nowhere"),
         (&["front", "--service", "front"], "give NAMESPACE/NAME"),
         (&["front", "--service", "a/b", "--kubeconfig", "/nowhere"], "/nowhere"),
-        (&["unknown"], "unrecognized subcommand"),
         // Each way out is named.
         (&["check"], "<DIR|--kubeconfig <FILE>>"),
         (&["routes"], "<DIR|--kubeconfig <FILE>>"),
@@ -152,10 +152,38 @@ fn wrong_usage_ends_with_2_and_says_what_to_do() {
         (&["join", "token"], "<CLUSTER|--cluster-kubeconfig <FILE>>"),
         (&["join"], "<--token <TOKEN>|--token-file <FILE>>"),
         (&["preflight"], "<--inventory <FILE>|--mesh>"),
+        (&["unknown"], "unrecognized subcommand"),
         (&[], "Usage"),
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(stderr(&output).contains(hint), "{arguments:?}: {}", stderr(&output));
     }
+}
+
+#[test]
+fn who_has_no_kubeconfig_is_told_of_flags_and_variables_that_count() {
+    let asked = |arguments: &[&str]| {
+        let mut portico = Command::new(env!("CARGO_BIN_EXE_portico"));
+        portico.env_remove("KUBECONFIG").env_remove("KUBERNETES_SERVICE_HOST").env("HOME", "/nowhere");
+        let output = portico.args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        stderr(&output)
+    };
+    for arguments in [
+        &["status"][..],
+        &["why", "a"],
+        &["nodes", "a"],
+        &["kubeconfig", "a"],
+        &["join", "token", "a"],
+        &["migrate", "a", "--to", "Tunneling"],
+    ] {
+        let said = asked(arguments);
+        assert!(said.contains("by --kubeconfig or $KUBECONFIG"), "{arguments:?}: {said}");
+        assert!(!said.contains("--manifests"), "{arguments:?}: {said}");
+    }
+    let said = asked(&["front", "--admin-listen", "off"]);
+    assert!(said.contains("--kubeconfig") && !said.contains("--manifests"), "{said}");
+    let said = asked(&["gateway", "--sni-listen", "off", "--admin-listen", "off"]);
+    assert!(said.contains("--kubeconfig") && said.contains("--manifests"), "{said}");
 }

@@ -11,7 +11,7 @@ use portico_api::strategy::ExposeStrategy;
 use portico_expose::front::SNI_PORT;
 use portico_migrate::plans::LiveSeed;
 
-use crate::args::{duration, kubeconfig, positive_duration};
+use crate::args::{client_of_person, duration, positive_duration};
 use crate::verb::kubeconfig::label;
 
 /// How long `--finish` waits, `--wait` without a time, and `--to` with `--selector`.
@@ -97,6 +97,6 @@ fn labels(text: &str) -> Result<String, String> {
 
 /// The seed, as the flags say.
 pub(super) async fn connect(flags: &Flags) -> anyhow::Result<LiveSeed> {
-    let client = portico_kube::client_of(&kubeconfig(flags.kubeconfig.as_deref())?).await?;
+    let client = client_of_person(flags.kubeconfig.as_deref()).await?;
     Ok(LiveSeed { client, timeout: flags.timeout, sni_port: flags.sni_port })
 }
