@@ -94,7 +94,7 @@ impl Ingress {
 
 impl<'a> Scope<'a> {
     /// The end of the cluster's host names; `None` while the installation has no domain.
-    pub fn host_suffix(&self) -> Option<HostSuffix> {
+    pub(crate) fn host_suffix(&self) -> Option<HostSuffix> {
         HostSuffix::of(&self.cluster.name(), self.seed, self.configuration)
     }
 

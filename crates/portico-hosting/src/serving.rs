@@ -34,6 +34,9 @@ const NODES: &str = "system:nodes";
 /// The beginning of the name of a node's user.
 const NODE: &str = "system:node:";
 
+/// The label before the name of a cluster in the host name of its Konnectivity server.
+const KONNECTIVITY: &str = "konnectivity-server";
+
 /// Names of one request; a kubelet asks for a handful. Each is compared with each of the Node.
 const MOST_NAMES: usize = 64;
 
@@ -64,6 +67,9 @@ pub enum NodeAddress {
 /// Names and addresses that belong to the control plane and to Services, never to a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Reserved {
+    /// The cluster's name. The host names of its control plane begin with it, or with the prefix of its
+    /// Konnectivity server and it, under each strategy and in each domain.
+    pub cluster: String,
     /// Host names; those below them too.
     pub names: Vec<String>,
     /// Networks.
@@ -233,7 +239,9 @@ impl Reserved {
                     let reserved: Vec<&str> = reserved.trim_end_matches('.').split('.').collect();
                     labels.ends_with(&reserved)
                 };
-                service || self.names.iter().filter(|reserved| !reserved.is_empty()).any(below)
+                let host = labels.strip_prefix(&[KONNECTIVITY]).unwrap_or(&labels);
+                let own = host.len() > 1 && host[0] == self.cluster;
+                service || own || self.names.iter().filter(|reserved| !reserved.is_empty()).any(below)
             }
         }
     }

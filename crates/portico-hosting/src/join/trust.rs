@@ -17,6 +17,7 @@ use x509_parser::parse_x509_certificate;
 
 const CERTIFICATE: &str = "CERTIFICATE";
 const PREFIX: &str = "sha256:";
+const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 /// More certificates than any cluster has, of which one is parsed after the other.
 const MOST: usize = 16;
@@ -112,8 +113,11 @@ pub(crate) fn written(label: &str, der: Vec<u8>) -> String {
 
 /// The certificates of a PEM in DER, each with its hash. One that cannot be read costs no other.
 fn certificates(pem: &str) -> impl Iterator<Item = (CaHash, Vec<u8>)> {
-    let certificate = |block| {
-        let certificate = pem::parse(block).ok()?.into_contents();
+    let certificate = |text: &str| {
+        let block = text.get(text.rfind(BEGIN)?..)?;
+        // The parser takes what stands before an empty line for headers.
+        let lines: Vec<&str> = block.lines().filter(|line| !line.trim().is_empty()).collect();
+        let certificate = pem::parse(lines.join("\n")).ok()?.into_contents();
         Some((CaHash::of(&certificate)?, certificate))
     };
     pem.split_inclusive(END).take(MOST).filter_map(certificate)
@@ -168,18 +172,29 @@ mod tests {
             |pem: &str| pem.lines().filter(|line| !line.starts_with('-')).collect::<Vec<_>>().join("\n");
         let [our_body, their_body] = [&ours, &theirs].map(|pem| body(pem));
         let cut = their_body.replace('\n', "").trim_end_matches('=').to_owned();
-        let (begin, other) = ("-----BEGIN CERTIFICATE-----", "-----BEGIN X-----\n-----END X-----");
+        let other = "-----BEGIN X-----\n-----END X-----";
         for text in [
-            format!("{begin}{}\n{our_body}\n{END}", &cut[..cut.len() / 4 * 4]),
-            format!("{begin}\n{our_body}\n-----END X-----\n{other}\n{begin}\n{their_body}\n{END}"),
-            format!("{begin}x\n{our_body}\n{END}\n{theirs}"),
-            format!("{begin}{our_body}{END}{begin}{their_body}{END}"),
+            format!("{BEGIN}{}\n{our_body}\n{END}", &cut[..cut.len() / 4 * 4]),
+            format!("{BEGIN}\n{our_body}\n-----END X-----\n{other}\n{BEGIN}\n{their_body}\n{END}"),
+            format!("{BEGIN}x\n{our_body}\n{END}\n{theirs}"),
+            format!("{BEGIN}{our_body}{END}{BEGIN}{their_body}{END}"),
         ] {
             match pinned(&info(&text), &pins) {
                 Ok(kept) => assert!(kept.lines().eq(ours.lines()), "{kept}"),
                 Err(Untrusted::OtherKey { .. }) => {}
                 Err(other) => panic!("{other}: {text}"),
             }
+        }
+    }
+
+    #[test]
+    fn an_empty_line_or_another_block_before_it_hides_no_authority() {
+        let ours = authority("ours");
+        let key = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n";
+        for text in
+            [ours.replace(END, &format!("\n{END}")), format!("{key}{ours}"), format!("a: b\n\n{ours}")]
+        {
+            assert_eq!(CaHash::all(&text), CaHash::all(&ours), "{text}");
         }
     }
 

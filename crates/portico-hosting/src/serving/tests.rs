@@ -51,11 +51,14 @@ fn addresses() -> Vec<NodeAddress> {
         name("kubernetes.default.svc"),
         name("api.cluster.local"),
         name("*.example.org"),
+        name("abcdefghij.south.example.org"),
+        name("abcdefghij"),
     ]
 }
 
 fn reserved() -> Reserved {
     Reserved {
+        cluster: "abcdefghij".to_owned(),
         names: vec!["a.north.example.com".to_owned(), String::new()],
         networks: vec!["10.240.16.0/20".parse().unwrap()],
     }
@@ -118,9 +121,12 @@ fn a_node_that_says_it_is_the_control_plane_does_not_become_it() {
         "kubernetes.default.svc",
         "api.cluster.local",
         "*.example.org",
+        "abcdefghij.south.example.org",
+        "konnectivity-server.Abcdefghij.example.org",
     ] {
         assert_eq!(judged(&own(&["worker-1", name])), Err(Unapproved::Reserved), "{name}");
     }
+    assert_eq!(judged(&own(&["abcdefghij"])), Ok(()), "a machine may be called as its cluster");
 }
 
 /// Go skips a block that does not please it, and takes the next one.

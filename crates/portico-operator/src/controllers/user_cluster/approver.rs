@@ -20,7 +20,6 @@ use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::names::is_object_name;
 use portico_dial::Dialer;
 use portico_expose::networks;
-use portico_expose::validate::usable;
 use portico_hosting::serving::{self, Asked, NodeAddress, REQUESTS, Reserved, Unapproved, judge, node_of};
 use portico_kube::untrusted_api::{LONGEST_WATCH, Rows, UntrustedApi, UntrustedApiError};
 use portico_pki::Kubeconfig;
@@ -103,9 +102,7 @@ impl Context {
             return self.approvers.end(name);
         }
         let doors = [Some(&subject.exposed), subject.second.as_ref()];
-        // The one that runs goes on while it is not known.
-        let Some(host) = self.host(&subject.cluster) else { return };
-        let reserved = reserved(&subject.cluster, &host, doors.into_iter().flatten());
+        let reserved = reserved(&subject.cluster, doors.into_iter().flatten());
         let kubeconfig = kubeconfig.to_yaml();
         let mut hasher = DefaultHasher::new();
         (&kubeconfig, &reserved).hash(&mut hasher);
@@ -124,28 +121,13 @@ impl Context {
         let task = tokio::spawn(round.repeat());
         self.approvers.all().insert(name.to_owned(), Approver { made_of, task });
     }
-
-    /// The host name of the cluster, which is its own under each strategy; empty where the installation has
-    /// no domain. `None` while the Cluster cannot be used as it is written.
-    fn host(&self, cluster: &Cluster) -> Option<String> {
-        let seeds = self.installation.seeds.seeds();
-        let configuration = self.installation.configurations.one().ok()?;
-        let scope = usable(cluster, &seeds, configuration.as_ref()).ok()?;
-        let host = scope.host_suffix().and_then(|suffix| suffix.host("").ok());
-        Some(host.map(|host| host.as_str().to_owned()).unwrap_or_default())
-    }
 }
 
 /// The names and addresses by which the control plane and Services are reached. No node has them. A door that
 /// is being closed still has users.
-fn reserved<'a>(
-    cluster: &Cluster,
-    host: &str,
-    doors: impl IntoIterator<Item = &'a ExposedCluster>,
-) -> Reserved {
-    let mut reserved = Reserved::default();
-    let external = host_of(&cluster.status.address.api_server_external_address);
-    reserved.names.extend([host, external].map(str::to_owned));
+fn reserved<'a>(cluster: &Cluster, doors: impl IntoIterator<Item = &'a ExposedCluster>) -> Reserved {
+    let mut reserved = Reserved { cluster: cluster.metadata.name.to_string(), ..Reserved::default() };
+    reserved.names.push(host_of(&cluster.status.address.api_server_external_address).to_owned());
     for door in doors {
         let spec = &door.spec;
         let names = [&*spec.address.external_name, host_of(&spec.address.url)];
@@ -369,11 +351,11 @@ mod tests {
         .unwrap();
         let (second, mut cluster) = (exposed.by_second().unwrap(), Cluster::default());
         cluster.status.address.api_server_external_address = "https://lb.example.com".into();
-        let services = reserved(&cluster, "", []).networks;
-        let first = reserved(&cluster, "a.north.example.com", [&exposed]);
-        assert_eq!(first.names, ["a.north.example.com", "lb.example.com", "203.0.113.10", "2001:db8::1"]);
-        let both = reserved(&cluster, "a.north.example.com", [&exposed, &second]);
-        assert_eq!(both.names[4..], ["a.example.com", "other.example.com"]);
+        let services = reserved(&cluster, []).networks;
+        let first = reserved(&cluster, [&exposed]);
+        assert_eq!(first.names, ["lb.example.com", "203.0.113.10", "2001:db8::1"]);
+        let both = reserved(&cluster, [&exposed, &second]);
+        assert_eq!(both.names[3..], ["a.example.com", "other.example.com"]);
         let expected = ["203.0.113.10", "203.0.113.9", "100.64.30.11", "203.0.113.10", "2001:db8::1"]
             .map(|ip| IpNet::from(ip.parse::<IpAddr>().unwrap()));
         assert_eq!(both.networks, [&expected[..], &services].concat());
