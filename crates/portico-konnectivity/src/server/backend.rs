@@ -179,8 +179,7 @@ pub(crate) struct Authenticated {
 /// Bytes that wait for their turn among those of other connections.
 #[derive(Debug)]
 enum Item {
-    /// They count there until they are taken.
-    Bytes(Bytes, Arc<Reservation>),
+    Bytes(Bytes),
     /// CLOSE_REQ behind all bytes of its connection.
     Close,
 }
@@ -473,8 +472,7 @@ async fn write(backend: &Backend, mut outgoing: Outgoing, sender: &mut Sender) -
             }
             Some((connection, item)) = outgoing.data.recv() => match item {
                 Item::Close => Packet::CloseRequest(connection),
-                Item::Bytes(payload, held) => {
-                    held.release(payload.len());
+                Item::Bytes(payload) => {
                     last = "DATA";
                     counters.data_packet(Segment::ToAgent);
                     sender.send(DataHead::new(connection, payload.len()).as_bytes(), payload);

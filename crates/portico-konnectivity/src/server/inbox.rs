@@ -51,8 +51,6 @@ pub(crate) enum Ended {
     EndpointReset,
     /// The agent is gone.
     AgentLost,
-    /// Others need the memory of what the agent does not take.
-    Memory,
 }
 
 impl From<Ended> for ConnectionEnd {
@@ -61,7 +59,6 @@ impl From<Ended> for ConnectionEnd {
             Ended::Closed => Self::EndpointClosed,
             Ended::EndpointReset => Self::EndpointReset,
             Ended::AgentLost => Self::AgentLost,
-            Ended::Memory => Self::Memory,
         }
     }
 }

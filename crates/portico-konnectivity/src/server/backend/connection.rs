@@ -3,11 +3,9 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
 use bytes::Bytes;
 use h2::FlowControl;
-use portico_net::memory::Reservation;
 use portico_wire::konnectivity::{ConnectId, Packet};
 
 use super::{Backend, Item};
@@ -55,8 +53,7 @@ impl PacketConnection {
     /// A handle for the direction to the agent.
     pub(crate) fn writer(&self) -> PacketWriter {
         let (backend, close_sent) = (Arc::clone(&self.backend), Arc::clone(&self.close_sent));
-        let held = Reservation::new(vec![backend.shared.memory.clone()], Duration::ZERO);
-        PacketWriter { id: self.id, backend, held: Arc::new(held), close_sent }
+        PacketWriter { id: self.id, backend, close_sent }
     }
 }
 
@@ -81,21 +78,14 @@ impl Drop for PacketConnection {
 pub(crate) struct PacketWriter {
     id: ConnectId,
     backend: Arc<Backend>,
-    /// Counts what the agent has not taken.
-    held: Arc<Reservation>,
     close_sent: Arc<AtomicBool>,
 }
 
 impl PacketWriter {
-    /// Queues bytes, in turn with other connections. An error: the agent is gone, or others need the memory.
+    /// Queues bytes, in turn with other connections. An error: the agent is gone.
     pub(crate) async fn write(&mut self, payload: Bytes) -> Result<(), Ended> {
-        self.held.charge(payload.len());
-        let item = Item::Bytes(payload, Arc::clone(&self.held));
-        tokio::select! {
-            biased;
-            sent = self.backend.data.send((self.id, item)) => sent.map_err(|_| Ended::AgentLost),
-            () = poll_fn(|cx| self.held.poll_evicted(cx)) => Err(Ended::Memory),
-        }
+        let sent = self.backend.data.send((self.id, Item::Bytes(payload))).await;
+        sent.map_err(|_| Ended::AgentLost)
     }
 
     /// Closes the connection, behind all that was written. What the endpoint has sent still comes.

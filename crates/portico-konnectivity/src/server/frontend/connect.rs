@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use portico_net::linger;
+use portico_net::memory::Reservation;
 use portico_net::slots::Slot;
-use portico_net::{Side, Socket, Stream, has_hung_up};
+use portico_net::{MemoryBudget, Side, Socket, Stream, has_hung_up};
 use portico_tunnel::connection::{Bridge, LEAVING};
 use portico_wire::Parse;
 use portico_wire::connect::parse;
@@ -128,7 +129,7 @@ async fn carry(
     socket: Option<&TcpStream>,
     Ready { opened, early, established }: Ready,
 ) {
-    let mut reader = Reader { half: reader, stalled: None };
+    let mut reader = Reader::new(reader, &shared.memory);
     let mut writer = Writer { half: writer, socket };
     let carried = async {
         let is_notified = relay(opened, &mut reader, &mut writer, early, established).await;
@@ -323,11 +324,23 @@ struct Reader<R> {
     half: R,
     /// Set only while the endpoint takes nothing: has the frontend looked at.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// Bytes of the last read.
+    last: usize,
+    /// Counts them while the endpoint takes nothing.
+    held: Reservation,
+}
+
+impl<R> Reader<R> {
+    fn new(half: R, memory: &MemoryBudget) -> Self {
+        let held = Reservation::new(vec![memory.clone()], Duration::ZERO);
+        Self { half, stalled: None, last: 0, held }
+    }
 }
 
 impl<R: Half> Source for Reader<R> {
     async fn read(&mut self) -> Result<Option<Bytes>, FrontendLost> {
         self.stalled = None;
+        self.held.release(self.held.held());
         let mut buffer = BytesMut::new();
         // A connection at rest holds no buffer: the bytes are on the stack until there are some.
         let read = poll_fn(|cx| {
@@ -338,10 +351,17 @@ impl<R: Half> Source for Reader<R> {
             polled
         });
         read.await.map_err(|_| FrontendLost)?;
+        self.last = buffer.len();
         Ok((!buffer.is_empty()).then(|| buffer.freeze()))
     }
 
     fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        if self.last > 0 {
+            self.held.charge(std::mem::take(&mut self.last));
+        }
+        if self.held.poll_evicted(cx).is_ready() {
+            return Poll::Ready(ConnectionEnd::Memory);
+        }
         // What it sends waits in the kernel. The bytes that it sent before it left are for the endpoint, as
         // long as that takes some.
         if !R::SHOWS_GONE {
@@ -397,7 +417,7 @@ mod tests {
     async fn a_frontend_that_left_its_unix_socket_is_lost_once_the_endpoint_has_taken_nothing_for_long() {
         let (frontend, server) = UnixStream::pair().unwrap();
         let (half, _writer) = server.into_split();
-        let mut reader = Reader { half, stalled: None };
+        let mut reader = Reader::new(half, &MemoryBudget::new(1 << 20));
         let mut stalls = async || timeout(10 * LEAVING, poll_fn(|cx| reader.poll_ahead(cx))).await;
         assert!(stalls().await.is_err(), "it is there");
         drop(frontend);
