@@ -61,7 +61,7 @@ fn grant(message: &str) -> String {
 /// Whether a user is a service account that a manifest of Portico has.
 fn is_of_portico(user: &str) -> bool {
     let account = user.strip_prefix(SERVICE_ACCOUNT).and_then(|account| account.split_once(':'));
-    account.is_some_and(|(_, name)| name.starts_with("portico-"))
+    account.is_some_and(|(_, name)| name.starts_with("portico-") || name == "konnectivity-agent")
 }
 
 /// A right that somebody lacks, in the words of an API server.
