@@ -28,7 +28,7 @@ pub const EXPOSED: [&str; 3] = [APISERVER, KONNECTIVITY, MLA_GATEWAY];
 pub const APISERVER_PORT: u16 = 6_443;
 
 /// Start of the host name of a cluster's Konnectivity server. The longest of the prefixes.
-pub(crate) const KONNECTIVITY_PREFIX: &str = "konnectivity-server.";
+pub const KONNECTIVITY_PREFIX: &str = "konnectivity-server.";
 
 /// What one Service is reached by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -8,6 +8,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use portico_expose::services::KONNECTIVITY_PREFIX;
 use thiserror::Error;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::cri_attributes::ParsedCriAttribute;
@@ -33,9 +34,6 @@ pub fn listed() -> String {
 const NODES: &str = "system:nodes";
 /// The beginning of the name of a node's user.
 const NODE: &str = "system:node:";
-
-/// The label before the name of a cluster in the host name of its Konnectivity server.
-const KONNECTIVITY: &str = "konnectivity-server";
 
 /// Names of one request; a kubelet asks for a handful. Each is compared with each of the Node.
 const MOST_NAMES: usize = 64;
@@ -227,8 +225,8 @@ impl Reserved {
                 if let Ok(ip) = name.parse::<IpAddr>() {
                     return self.has(&NodeAddress::Ip(ip.to_canonical()));
                 }
-                let name = name.to_ascii_lowercase();
-                let labels: Vec<&str> = name.trim_end_matches('.').split('.').collect();
+                let name = name.trim_end_matches('.').to_ascii_lowercase();
+                let labels: Vec<&str> = name.split('.').collect();
                 // As pods write the names of Services: with some of the labels at the end.
                 let service = labels[0] == "kubernetes"
                     || labels.contains(&"svc")
@@ -239,8 +237,8 @@ impl Reserved {
                     let reserved: Vec<&str> = reserved.trim_end_matches('.').split('.').collect();
                     labels.ends_with(&reserved)
                 };
-                let host = labels.strip_prefix(&[KONNECTIVITY]).unwrap_or(&labels);
-                let own = host.len() > 1 && host[0] == self.cluster;
+                let host = name.strip_prefix(KONNECTIVITY_PREFIX).unwrap_or(&name);
+                let own = host.split_once('.').is_some_and(|(cluster, _)| cluster == self.cluster);
                 service || own || self.names.iter().filter(|reserved| !reserved.is_empty()).any(below)
             }
         }
