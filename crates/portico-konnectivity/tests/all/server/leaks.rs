@@ -231,7 +231,7 @@ fn failures_of(rig: &Rig) -> BTreeMap<&'static str, u64> {
 }
 
 fn ends_of(rig: &Rig) -> BTreeMap<&'static str, u64> {
-    rig.status.counters().ends().filter(|(_, count)| *count > 0).collect()
+    rig.ends().into_iter().collect()
 }
 
 /// A frontend in either mode.

@@ -268,8 +268,7 @@ async fn a_frontend_that_stops_reading_holds_up_no_other_and_loses_its_connectio
         }
     })
     .await;
-    let ends: Vec<_> = rig.status.counters().ends().filter(|(_, count)| *count > 0).collect();
-    assert_eq!(ends, [("not_read", 1)]);
+    assert_eq!(rig.ends(), [("not_read", 1)]);
     assert_eq!(agent.stream.packet().await, Packet::CloseRequest(stuck_of_agent));
     drop(stuck);
     until(|| rig.status.memory().0 == 0).await;
@@ -293,8 +292,7 @@ async fn of_frontends_that_stop_reading_one_goes_once_all_hold_what_the_server_m
             for (_, of_agent) in &stuck {
                 agent.stream.data(*of_agent, &[1; 16_000]).await;
             }
-            let by_memory = rig.status.counters().ends().find(|(reason, _)| *reason == "memory");
-            if by_memory.is_some_and(|(_, count)| count > 0) {
+            if rig.ends().iter().any(|(reason, _)| *reason == "memory") {
                 return;
             }
         }

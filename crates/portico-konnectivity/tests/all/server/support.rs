@@ -60,6 +60,11 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
+    /// The reasons that connections have ended for, each with its number.
+    pub(crate) fn ends(&self) -> Vec<(&'static str, u64)> {
+        self.status.counters().ends().filter(|(_, count)| *count > 0).collect()
+    }
+
     pub(crate) async fn start(mode: Mode) -> Self {
         Self::with(mode, |_| {}).await
     }
