@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use portico_net::socket::Keepalive;
 use portico_net::{MemoryBudget, Meter};
 
 use crate::access::Line;
@@ -24,6 +25,8 @@ pub(crate) struct Session {
     end: End,
     /// Whether the record has the waker of the task that carries the bytes.
     has_waker: bool,
+    /// Whether the socket to the endpoint has got what only a lasting connection needs.
+    has_keepalive: bool,
     /// Set for CONNECT only. The task of a stream can end after that of its connection, while it delivers the
     /// last bytes. The drain waits for it.
     alive: Option<Alive>,
@@ -36,7 +39,15 @@ impl Session {
         record.upstream.cluster.count_established(record.listener.kind(), handshake);
         let record = Arc::new(record);
         let slot = worker.list(Arc::clone(&record));
-        Self { worker: Arc::clone(worker), record, slot, end: End::Cancelled, has_waker: false, alive: None }
+        Self {
+            worker: Arc::clone(worker),
+            record,
+            slot,
+            end: End::Cancelled,
+            has_waker: false,
+            has_keepalive: false,
+            alive: None,
+        }
     }
 
     /// Keeps the gateway from having ended for as long as the session lives.
@@ -72,6 +83,18 @@ impl Meter for Session {
 
     fn budget(&self) -> Option<&MemoryBudget> {
         Some(self.record.upstream.cluster.memory())
+    }
+
+    /// Once the connection lasts: four system calls that a connection of milliseconds, which most are, does
+    /// not need.
+    fn keepalive(&mut self) -> Option<Keepalive> {
+        if self.has_keepalive || !self.record.lasts() {
+            return None;
+        }
+        self.has_keepalive = true;
+        // Waking took the waker, and the connection may still be cancelled.
+        self.has_waker = false;
+        Some(self.worker.shared.config.upstream_keepalive)
     }
 
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {

@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::record::{Listener, Record};
+use crate::record::Record;
 use crate::shared::Shared;
 
 /// Period of the search for connections older than a second. It also saves system calls: a timer earlier than
@@ -65,11 +65,10 @@ impl Worker {
 
     /// Adds an open connection to the list; returns its slot.
     pub(crate) fn list(&self, record: Arc<Record>) -> usize {
-        // Streams have nothing to set once they last.
-        let young = (record.listener != Listener::Tunnel).then_some(record.id);
+        let id = record.id;
         let mut connections = self.lock();
         let slot = connections.open.insert(record);
-        connections.young[0].extend(young.map(|id| (slot, id)));
+        connections.young[0].push((slot, id));
         slot
     }
 

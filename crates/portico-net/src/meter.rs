@@ -1,9 +1,13 @@
 //! The reports of an engine that carries bytes, and how carrying ends. Shared by the copy engine, the
 //! tunnel's bridge, the gateway and the node agent.
 
+use std::os::fd::AsFd;
 use std::task::{Context, Poll};
 
+use socket2::SockRef;
+
 use crate::memory::MemoryBudget;
+use crate::socket::{Keepalive, set_keepalive};
 
 /// Counts one connection or stream. Dropped without [`ended`](Self::ended) if the runtime itself stops.
 pub trait Meter: Send + 'static {
@@ -23,10 +27,25 @@ pub trait Meter: Send + 'static {
         None
     }
 
+    /// The keep-alive that the socket to the upstream is to get now. An engine asks at each step, by
+    /// [`keep_alive`]. By default never.
+    fn keepalive(&mut self) -> Option<Keepalive> {
+        None
+    }
+
     /// Ready when the owner cuts the connection: its endpoint is gone for too long, say. Never, if not
     /// implemented.
     fn poll_cut(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
         Poll::Pending
+    }
+}
+
+/// Sets keep-alive on the socket to the upstream if its `meter` asks for it now. To be called at each step,
+/// before [`Meter::poll_cut`].
+pub fn keep_alive(meter: &mut impl Meter, upstream: &impl AsFd) {
+    if let Some(keepalive) = meter.keepalive() {
+        // Fails only for a socket that is gone.
+        let _ = set_keepalive(&SockRef::from(upstream), keepalive);
     }
 }
 

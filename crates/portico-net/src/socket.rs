@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -38,6 +39,33 @@ pub fn set_keepalive(socket: &SockRef<'_>, keepalive: Keepalive) -> io::Result<(
     socket.set_tcp_keepalive(&settings)
 }
 
+/// Bounds how many bytes the kernel takes for a receiver beyond those it could send (`TCP_NOTSENT_LOWAT`).
+/// Set before as many were written in all: most connections carry less, and save the system call.
+#[derive(Debug)]
+pub struct UnsentLimit {
+    bytes: u32,
+    /// What may still be written without it. `None` once it is set.
+    left: Option<usize>,
+}
+
+impl UnsentLimit {
+    /// At most `bytes` unsent.
+    #[must_use]
+    pub fn new(bytes: u32) -> Self {
+        Self { bytes, left: Some(bytes as usize) }
+    }
+
+    /// To be called before up to `bytes` are written to `socket`.
+    pub fn before_write(&mut self, socket: &impl AsFd, bytes: usize) {
+        let Some(left) = self.left else { return };
+        self.left = left.checked_sub(bytes);
+        if self.left.is_none() {
+            // Fails for sockets that are not TCP, whose buffers do not grow.
+            let _ = SockRef::from(socket).set_tcp_notsent_lowat(self.bytes);
+        }
+    }
+}
+
 /// A TCP socket that may be bound where connections of a process before us linger in TIME_WAIT. An IPv6 one
 /// serves IPv4 as well.
 pub fn unbound(address: SocketAddr) -> io::Result<Socket> {
@@ -53,4 +81,25 @@ pub fn unbound(address: SocketAddr) -> io::Result<Socket> {
 pub fn is_out_of_descriptors(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_takes_is_bounded_before_more_is_written() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let bound = || SockRef::from(&socket).tcp_notsent_lowat().unwrap();
+        let unbounded = bound();
+        let mut limit = UnsentLimit::new(1_000);
+        limit.before_write(&socket, 600);
+        limit.before_write(&socket, 400);
+        assert_eq!(bound(), unbounded);
+        limit.before_write(&socket, 1);
+        assert_eq!(bound(), 1_000);
+    }
 }

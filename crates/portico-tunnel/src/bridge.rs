@@ -25,6 +25,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use portico_net::linger::{self, LINGER};
+use portico_net::meter::keep_alive;
+use portico_net::socket::UnsentLimit;
 use portico_net::{ErrorWatch, Idle, Socket};
 use socket2::SockRef;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -54,6 +56,7 @@ pub struct Bridge<S, M> {
     activity: Arc<Activity>,
     /// When bytes were last queued for the peer, for [`Activity::flushed_since`]. `None` if it has them all.
     queued: Option<u64>,
+    unsent: UnsentLimit,
     /// Set only while the socket takes less than comes, so boxed.
     waiting: Option<Box<Waiting>>,
     /// For room on the connection for what the socket sent.
@@ -122,8 +125,6 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
         early: Option<Box<Waiting>>,
         idle: Option<Duration>,
     ) -> Self {
-        // Fails for sockets that are not TCP, whose buffers do not grow.
-        let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT);
         if let (Some(early), Some(cluster)) = (&early, meter.budget()) {
             early.count_in(cluster);
         }
@@ -135,6 +136,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             meter,
             queued: Some(activity.queue()),
             activity,
+            unsent: UnsentLimit::new(UNSENT),
             waiting: early,
             line: RoomTurn::default(),
             reserved: false,
@@ -212,6 +214,9 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if self.peer == Side::Downstream {
+            keep_alive(&mut self.meter, &*self.socket);
+        }
         if self.meter.poll_cut(cx).is_ready() {
             return Poll::Ready(Outcome::Cut);
         }
@@ -277,6 +282,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             return self.release(frame.len());
         }
         if self.waiting.is_none() {
+            self.unsent.before_write(&*self.socket, frame.len());
             match self.socket.try_write(&frame) {
                 Ok(written) if written == frame.len() => return self.wrote(written),
                 Ok(written) => {
@@ -300,6 +306,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     /// task.
     fn write_waiting(&mut self, cx: &mut Context<'_>) {
         while let Some(waiting) = &mut self.waiting {
+            self.unsent.before_write(&*self.socket, waiting.len());
             match waiting.write_to(&*self.socket) {
                 Ok(written) => {
                     if waiting.is_empty() {

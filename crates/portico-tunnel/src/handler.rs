@@ -82,6 +82,8 @@ pub struct Request {
     pub protocol: Protocol,
     /// Whether it came under TLS.
     pub tls: bool,
+    /// Whether bytes of the client came with it. The upstream gets them as soon as it is connected.
+    pub client_first: bool,
 }
 
 /// Version of HTTP.

@@ -39,6 +39,11 @@ impl Waiting {
         self.reservation.join(cluster);
     }
 
+    /// Bytes that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
@@ -78,6 +83,10 @@ struct Queue {
 }
 
 impl Queue {
+    fn len(&self) -> usize {
+        self.whole.iter().map(Bytes::len).sum::<usize>() + self.small.len()
+    }
+
     fn is_empty(&self) -> bool {
         self.whole.is_empty() && self.small.is_empty()
     }

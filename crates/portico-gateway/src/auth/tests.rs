@@ -107,6 +107,7 @@ fn request(token: &str) -> Request {
         token: Token::from_header(&format!("Bearer {token}")),
         protocol: Protocol::Http2,
         tls: true,
+        client_first: false,
     }
 }
 

@@ -11,12 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use portico_net::slots::Slot;
-use portico_net::socket::set_keepalive;
 use portico_net::{MemoryBudget, Meter, copy};
 use portico_tunnel::{
     BadRequest, Failure, Finished, Handler, Presented, Protocol, Request, Served, Settings, StatusCode,
 };
-use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::yield_now;
@@ -365,22 +363,20 @@ impl<'a> Attempt<'a> {
     async fn connect(&mut self, request: &Request) -> Result<portico_tunnel::Upstream<Session>, Denied> {
         let credential = self.learn(request).await?;
         // Boxed: a request that waits for a token review does not keep the memory that connecting needs.
-        Box::pin(self.establish(credential)).await
+        Box::pin(self.establish(credential, request.client_first)).await
     }
 
     async fn establish(
         &self,
         credential: Option<Arc<Credential>>,
+        client_first: bool,
     ) -> Result<portico_tunnel::Upstream<Session>, Denied> {
         let Connection { worker, local, .. } = self.connection;
         let mut header = Vec::new();
-        // `client_first` is false: no client bytes are at hand, and the upstream may speak first.
         let (mut session, mut stream) =
-            open(worker, &self.learned, || *local, false, &mut header, credential.clone()).await?;
+            open(worker, &self.learned, || *local, client_first, &mut header, credential.clone()).await?;
         // Empty unless a new socket does not take a hundred bytes.
         stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
-        // Fails only for a socket that is gone.
-        let _ = set_keepalive(&SockRef::from(&stream), worker.shared.config.upstream_keepalive);
         session.keep(worker.shared.keep_alive());
         // The credential may have been revoked during the connect, before this stream was listed.
         if credential.is_some_and(|credential| credential.is_revoked()) {

@@ -9,16 +9,13 @@ pub(crate) mod listen;
 pub(crate) mod port;
 pub(crate) mod sni;
 
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portico_net::socket::set_keepalive;
 use portico_net::{Meter, Stream, copy};
-use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use crate::admission::Learned;
@@ -84,29 +81,12 @@ async fn open(
 
 /// Carries the bytes of a connection from when it is established until it ends.
 async fn carry(
-    worker: Arc<Worker>,
     establishing: Establishing<impl Future<Output = Option<Established>> + Send>,
     idle: Option<Duration>,
     alive: Alive,
 ) {
     let Some(Established { mut session, downstream, upstream, first }) = establishing.await else { return };
-    let record = Arc::clone(session.record());
-    let mut lasting = false;
-    let end = {
-        let mut copying = pin!(copy(&downstream, &upstream, first, &mut session, idle));
-        poll_fn(|cx| {
-            // Four system calls that a connection of milliseconds, which most are, does not need.
-            if !lasting && record.lasts() {
-                lasting = true;
-                // Waking took the waker, and the connection may still be cancelled.
-                record.set_waker(cx.waker());
-                // Fails only for a socket that is gone.
-                let _ = set_keepalive(&SockRef::from(&upstream), worker.shared.config.upstream_keepalive);
-            }
-            copying.as_mut().poll(cx)
-        })
-        .await
-    };
+    let end = copy(&downstream, &upstream, first, &mut session, idle).await;
     session.ended(end);
     // The sockets are closed before the gateway may count this connection as ended.
     drop((downstream, upstream, alive));

@@ -20,7 +20,7 @@ pub(crate) fn serve(
     alive: Alive,
 ) -> impl Future<Output = ()> + Send {
     let idle = worker.shared.config.idle.node_port;
-    carry(Arc::clone(&worker), Box::pin(establish(worker, stream, arrival, port)), idle, alive)
+    carry(Box::pin(establish(worker, stream, arrival, port)), idle, alive)
 }
 
 async fn establish(

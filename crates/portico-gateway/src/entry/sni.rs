@@ -50,7 +50,7 @@ pub(crate) fn serve(
     alive: Alive,
 ) -> impl Future<Output = ()> + Send {
     let idle = worker.shared.config.idle.sni;
-    carry(Arc::clone(&worker), Box::pin(establish(worker, stream, arrival)), idle, alive)
+    carry(Box::pin(establish(worker, stream, arrival)), idle, alive)
 }
 
 async fn establish(worker: Arc<Worker>, stream: TcpStream, mut arrival: Arrival) -> Option<Established> {

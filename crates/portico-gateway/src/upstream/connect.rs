@@ -1,13 +1,13 @@
 //! Makes the TCP connection to an endpoint, with the fewest segments and system calls that its first second
 //! needs.
 
-use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 
 use portico_net::stream::send_some;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// Starts the TCP handshake. It is not started by tokio. tokio asks every socket for its error once it is
@@ -34,9 +34,11 @@ pub(super) fn begin(address: SocketAddr, client_first: bool) -> io::Result<TcpSt
 /// socket took. A handshake that failed is what sending fails with.
 pub(super) async fn send_once_connected(stream: &TcpStream, first: &[u8]) -> io::Result<usize> {
     loop {
-        poll_fn(|cx| stream.poll_write_ready(cx)).await?;
+        let ready = stream.ready(Interest::WRITABLE).await?;
         if first.is_empty() {
-            return stream.take_error()?.map_or(Ok(0), Err);
+            // Whether there is an error is known already. Asking which one is a system call.
+            let failed = if ready.is_write_closed() { stream.take_error()? } else { None };
+            return failed.map_or(Ok(0), Err);
         }
         match send_some(stream, first) {
             Ok(sent) => return Ok(sent),

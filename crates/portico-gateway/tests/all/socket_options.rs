@@ -2,14 +2,17 @@
 //! endpoints get what only a lasting connection needs once it lasts.
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-use portico_gateway::{Config, End, Keepalive};
+use portico_gateway::{Config, End, Gateway, Keepalive};
+use portico_lab::pki::Pki;
 use portico_tunnel::Settings;
 use rustix::net::sockopt;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use rustls::{ClientConnection, StreamOwned};
 use socket2::SockRef;
 
 use crate::support::*;
@@ -63,19 +66,61 @@ fn a_socket_to_an_endpoint_gets_keep_alive_once_the_connection_lasts() {
     eventually("it lasts", || keepalive_of(&upstream) == Some(KEEPALIVE));
 }
 
-#[test]
-fn a_socket_behind_a_connect_request_has_keep_alive_at_once() {
-    let tunnel = Settings { plaintext: true, ..Settings::default() };
+/// The socket of `gateway` to `endpoint`, which accepts.
+fn to_upstream(endpoint: &Endpoint) -> (OwnedFd, TcpStream) {
+    let server = endpoint.accept();
+    (socket_between(server.peer_addr().unwrap(), endpoint.address), server)
+}
+
+fn tunnel(tunnel: Settings) -> (Arc<Gateway>, Endpoint) {
     let config = Config { tunnel_listen: Some(LOOPBACK), tunnel, ..Config::default() };
     let gateway = start(Config { upstream_keepalive: KEEPALIVE, ..config });
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).authority(AUTHORITY).expose(&gateway);
-    let mut client = connect(gateway.listen_addresses()[0].1);
-    write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\nHost: {AUTHORITY}\r\n\r\n").unwrap();
-    assert!(read_exactly(&mut client, 12).ends_with(b"200"));
-    let server = endpoint.accept();
-    let upstream = socket_between(server.peer_addr().unwrap(), endpoint.address);
-    assert_eq!(keepalive_of(&upstream), Some(KEEPALIVE));
+    (gateway, endpoint)
+}
+
+fn plaintext() -> Settings {
+    Settings { plaintext: true, ..Settings::default() }
+}
+
+#[test]
+fn a_socket_behind_a_connect_request_gets_keep_alive_once_the_stream_lasts() {
+    let has_it = |endpoint: &Endpoint| {
+        let (upstream, _server) = to_upstream(endpoint);
+        assert!(sockopt::tcp_nodelay(&upstream).unwrap(), "from the first byte");
+        eventually("it lasts", || keepalive_of(&upstream) == Some(KEEPALIVE));
+    };
+    let (gateway, endpoint) = tunnel(plaintext());
+    let client = Client::plaintext(&gateway);
+    let (status, _send, _recv) = client.connect(AUTHORITY);
+    assert_eq!(status, 200);
+    has_it(&endpoint);
+    let mut client = connect(tunnel_address(&gateway));
+    write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n").unwrap();
+    has_it(&endpoint);
+
+    let pki = Pki::new();
+    let (gateway, endpoint) = tunnel(secured(tls_files(&pki, &["gateway.test"])));
+    let tls = Arc::new(pki.client_config(None, &[b"http/1.1"]));
+    let tls = ClientConnection::new(tls, gateway_name()).unwrap();
+    let mut client = StreamOwned::new(tls, connect(tunnel_address(&gateway)));
+    write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n").unwrap();
+    has_it(&endpoint);
+}
+
+#[test]
+fn a_socket_behind_a_stream_takes_no_more_than_a_window_that_it_cannot_send() {
+    let (gateway, endpoint) = tunnel(plaintext());
+    let client = Client::plaintext(&gateway);
+    let (_, mut send, _recv) = client.connect(AUTHORITY);
+    let (upstream, mut server) = to_upstream(&endpoint);
+    let window = Settings::default().stream_window;
+    let bytes = vec![0; 2 * window as usize];
+    let length = bytes.len();
+    send.send_data(bytes.into(), false).unwrap();
+    read_exactly(&mut server, length);
+    assert_eq!(SockRef::from(&upstream).tcp_notsent_lowat().unwrap(), window);
 }
 
 #[test]

@@ -26,6 +26,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use portico_net::linger::{self, LINGER};
+use portico_net::socket::UnsentLimit;
 use portico_tunnel::connection::{Activity, RoomTurn, Waiting, read_chunk};
 use portico_wire::konnectivity::ConnectId;
 use socket2::SockRef;
@@ -200,6 +201,7 @@ impl Blocked {
 pub(super) struct Carrier {
     endpoint: Arc<Endpoint>,
     socket: TcpStream,
+    unsent: UnsentLimit,
     session: Arc<Session>,
     connection: ConnectId,
     record: Guard,
@@ -219,9 +221,8 @@ impl Carrier {
         record: Guard,
     ) -> Self {
         let turn = RoomTurn::default();
-        // Without it, the kernel's own bound holds.
-        let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT);
-        Self { endpoint, socket, session, connection, record, turn, is_ended: false, is_deaf: false }
+        let unsent = UnsentLimit::new(UNSENT);
+        Self { endpoint, socket, unsent, session, connection, record, turn, is_ended: false, is_deaf: false }
     }
 
     /// Carries bytes until the connection is over, and ends both sides accordingly.
@@ -314,6 +315,7 @@ impl Carrier {
             return Err(());
         }
         while !inbox.waiting.is_empty() && !self.is_deaf {
+            self.unsent.before_write(&self.socket, inbox.bytes);
             match inbox.waiting.write_to(&self.socket) {
                 Ok(written) => {
                     inbox.bytes -= written;

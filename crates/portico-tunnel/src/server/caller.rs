@@ -52,9 +52,11 @@ impl Caller {
         handler.established(self.tls, self.certificate.as_deref());
     }
 
+    /// The request of this client, with which no bytes came.
     pub(crate) fn request(&self, authority: &str, token: Option<Token>, protocol: Protocol) -> Request {
         let certificate = self.certificate.clone();
-        Request { authority: authority.into(), certificate, token, protocol, tls: self.tls }
+        let (authority, tls) = (authority.into(), self.tls);
+        Request { authority, certificate, token, protocol, tls, client_first: false }
     }
 }
 

@@ -152,7 +152,7 @@ async fn read_head<S: AsyncRead + Unpin>(
                 let request = caller.request(head.target, token, Protocol::Http1);
                 let len = head.len;
                 bytes.advance(len);
-                return Ok(request);
+                return Ok(Request { client_first: !bytes.is_empty(), ..request });
             }
         }
         match read_more(stream, bytes).await {

@@ -300,13 +300,15 @@ struct Opened<M> {
 /// Connects and responds. `None` if the client was refused, or left meanwhile.
 async fn open<H: Handler>(
     handler: Arc<H>,
-    request: Request,
+    mut request: Request,
     waits: Waits,
     mut respond: SendResponse<Bytes>,
     mut from_client: RecvStream,
     activity: &Activity,
 ) -> Option<Opened<H::Meter>> {
     let mut early = None;
+    poll_fn(|cx| Poll::Ready(take_early(&mut from_client, &mut early, activity, cx))).await;
+    request.client_first = early.is_some();
     let connected = {
         let connect = pin!(handler.connect(&request));
         let connect = pin!(unless_reset(&mut respond, connect));
@@ -325,8 +327,7 @@ async fn open<H: Handler>(
     None
 }
 
-/// Waits for `future`, and takes what the client sends meanwhile, so that it is counted. `None` if others
-/// need that memory.
+/// Waits for `future`, and takes what the client sends meanwhile. `None` if others need that memory.
 async fn unless_too_much<T>(
     from_client: &mut RecvStream,
     early: &mut Option<Box<Waiting>>,
@@ -334,15 +335,25 @@ async fn unless_too_much<T>(
     mut future: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
     poll_fn(|cx| {
-        while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
-            early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);
-        }
+        take_early(from_client, early, activity, cx);
         if early.as_ref().is_some_and(|early| early.poll_evicted(cx).is_ready()) {
             return Poll::Ready(None);
         }
         future.as_mut().poll(cx).map(Some)
     })
     .await
+}
+
+/// Takes what the client has sent, so that it is counted.
+fn take_early(
+    from_client: &mut RecvStream,
+    early: &mut Option<Box<Waiting>>,
+    activity: &Activity,
+    cx: &mut Context<'_>,
+) {
+    while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
+        early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);
+    }
 }
 
 /// Responds with a status and a reason. Without a body, which would wait for a window that the client may

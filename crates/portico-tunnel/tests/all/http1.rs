@@ -27,6 +27,7 @@ async fn bytes_after_the_head_go_to_the_upstream() {
     let mut early = [0; 5];
     patiently(upstream.read_exact(&mut early)).await.unwrap();
     assert_eq!(&early, b"early");
+    assert!(server.routes.requests.lock().unwrap()[0].client_first);
     upstream.write_all(b"answer").await.unwrap();
     drop(upstream);
     let (answer, _) = read_to_end(&mut stream).await;
@@ -43,6 +44,7 @@ async fn a_head_that_comes_byte_by_byte_is_read() {
         tokio::task::yield_now().await;
     }
     let _upstream = server.upstream().await;
+    assert!(!server.routes.requests.lock().unwrap()[0].client_first, "the upstream may speak first");
     let mut answer = [0; 12];
     patiently(stream.read_exact(&mut answer)).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200");

@@ -27,6 +27,7 @@ async fn the_answer_is_200_only_when_the_upstream_is_connected() {
         } => true,
     };
     assert!(early);
+    assert!(!server.routes.requests.lock().unwrap()[0].client_first, "the upstream may speak first");
     server.routes.gate.send_replace(true);
     assert_eq!(patiently(answer).await.unwrap().status(), StatusCode::OK);
 }
@@ -68,6 +69,7 @@ async fn data_sent_together_with_the_request_reaches_the_upstream() {
     let mut bytes = [0; 5];
     patiently(upstream.read_exact(&mut bytes)).await.unwrap();
     assert_eq!(&bytes, b"early");
+    assert!(server.routes.requests.lock().unwrap()[0].client_first);
     assert_eq!(patiently(answer).await.unwrap().status(), StatusCode::OK);
 }
 
