@@ -278,11 +278,17 @@ async fn what_comes_before_the_upstream_is_connected_counts() {
     server.routes.gate.send_replace(false);
     let mut client = server.client().await;
     let mut senders = Vec::new();
+    let mut streams = Vec::new();
     for _ in 0..8 {
-        let (answer, send) = client.connect(UPSTREAM).await;
+        let (answer, mut send) = client.connect(UPSTREAM).await;
+        send_all(&mut send, pattern(1)).await.unwrap();
+        streams.push((answer, send));
+    }
+    // Now each stream has waited longer than any frame of the connection will, and goes first.
+    until(|| memory.held() >= 8).await;
+    for (answer, mut send) in streams {
         senders.push(tokio::spawn(async move {
-            let mut send = send;
-            send_all(&mut send, pattern(WINDOW)).await.unwrap();
+            send_all(&mut send, pattern(WINDOW).slice(1..)).await.unwrap();
             answer.await.map(|answer| answer.status())
         }));
     }
