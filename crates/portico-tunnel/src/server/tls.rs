@@ -6,6 +6,7 @@
 //! written must not delay a revocation. Sessions are never resumed: an agent connects rarely, and a full
 //! handshake proves that it still has its key.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,6 +19,7 @@ use rustls::server::NoServerSessionStorage;
 use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::time::ASN1Time;
 
 use super::client_ca::{ClientCaError, ClientCaFile, ClientCas, RevocationList};
 use super::client_certificate::{AnyCertificate, Presented};
@@ -59,8 +61,8 @@ struct Server {
     config: Arc<ServerConfig>,
     /// The DNS names of the certificate, in lower case.
     names: Box<[Box<str>]>,
-    /// When the certificate ends; `None` for one that cannot be read.
-    ends: Option<Timestamp>,
+    /// From when to when the certificate is valid; `None` for one that cannot be read.
+    validity: Option<RangeInclusive<Timestamp>>,
 }
 
 /// Why the files make no TLS configuration. The one in force stays.
@@ -172,10 +174,11 @@ impl Tls {
         })
     }
 
-    /// When the certificate of the listener ends; `None` for one that cannot be read.
+    /// From when to when the certificate of the listener is valid, the last second included; `None` for one
+    /// that cannot be read.
     #[must_use]
-    pub fn certificate_ends(&self) -> Option<Timestamp> {
-        self.server.load().ends
+    pub fn certificate_validity(&self) -> Option<RangeInclusive<Timestamp>> {
+        self.server.load().validity.clone()
     }
 
     /// The configuration for a connection that begins now.
@@ -200,8 +203,8 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     let pair =
         |source| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), source };
     let chain = pem::certificates(&files.certificate, &contents.certificate)?;
-    let (names, ends) = match chain.first().map(|leaf| X509Certificate::from_der(leaf)) {
-        Some(Ok((_, leaf))) => (dns_names(&leaf), Some(end(&leaf))),
+    let (names, validity) = match chain.first().map(|leaf| X509Certificate::from_der(leaf)) {
+        Some(Ok((_, leaf))) => (dns_names(&leaf), Some(validity_of(&leaf))),
         _ => (Box::default(), None),
     };
     let key = pem::private_key(&files.key, &contents.key)?;
@@ -216,12 +219,13 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     config.alpn_protocols = vec![ALPN.to_vec(), b"h2".to_vec(), b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(Server { config: Arc::new(config), names, ends })
+    Ok(Server { config: Arc::new(config), names, validity })
 }
 
-/// The last second of a certificate's validity.
-fn end(certificate: &X509Certificate<'_>) -> Timestamp {
-    at(u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default())
+fn validity_of(certificate: &X509Certificate<'_>) -> RangeInclusive<Timestamp> {
+    let second = |time: ASN1Time| at(u64::try_from(time.timestamp()).unwrap_or_default());
+    let validity = certificate.validity();
+    second(validity.not_before)..=second(validity.not_after)
 }
 
 /// The DNS names a certificate is for, in lower case.

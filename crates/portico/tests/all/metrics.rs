@@ -94,28 +94,45 @@ fn prometheus_finds_a_control_plane_and_gets_what_is_kept_of_it_and_no_more() {
 
 #[test]
 fn alerts_fire_where_no_gateway_serves_and_where_the_certificate_of_the_tunnel_ends() {
-    const LEADER: &str = "portico_front_leader{instance=\"front\"}";
-    const READY: &str = "portico_ready{instance=\"a\"}";
-    const STOPPING: &str = "portico_stopping{instance=\"a\"}";
-    const DISABLED: &str = "portico_operator_seed_ready{seed=\"portico/north\",reason=\"Disabled\"}";
-    const MADE: &str = "portico_operator_seed_ready{seed=\"portico/north\",reason=\"GatewayReady\"}";
-    const CERTIFICATE: &str = "portico_tunnel_certificate_end_seconds{instance=\"a\"}";
-    // Each series has the value 1 for 20 minutes, from 1970 on.
-    let case = |series: &[&str], firing: &[&str]| {
-        let series: Vec<_> = series.iter().map(|one| json!({"series": one, "values": "1x20"})).collect();
+    const LEADER: (&str, i64) = ("portico_front_leader{instance=\"front\"}", 1);
+    const READY: (&str, i64) = ("portico_ready{instance=\"a\"}", 1);
+    const STOPPING: (&str, i64) = ("portico_stopping{instance=\"a\"}", 1);
+    const DISABLED: (&str, i64) =
+        ("portico_operator_seed_ready{seed=\"portico/north\",reason=\"Disabled\"}", 1);
+    const MADE: (&str, i64) =
+        ("portico_operator_seed_ready{seed=\"portico/north\",reason=\"GatewayReady\"}", 1);
+    const HOUR: i64 = 3_600;
+    // The hours of a certificate, before and after 1970.
+    let start = |hours: i64| ("portico_tunnel_certificate_start_seconds{instance=\"a\"}", hours * HOUR);
+    let end = |hours: i64| ("portico_tunnel_certificate_end_seconds{instance=\"a\"}", hours * HOUR);
+    let made_end = |hours: i64| ("portico_operator_tunnel_certificate_end_seconds", hours * HOUR);
+    // Each series keeps its value for 20 minutes, from 1970 on.
+    let case = |series: &[(&str, i64)], firing: &[&str]| {
+        let series: Vec<_> = series
+            .iter()
+            .map(|(series, value)| json!({"series": series, "values": format!("{value}x20")}))
+            .collect();
         let alert = |name: &&str| json!({"labels": format!("{{alertname=\"{name}\"}}"), "value": 1});
         let firing: Vec<_> = firing.iter().map(alert).collect();
         let asked = "sum by (alertname) (ALERTS{alertstate=\"firing\"})";
         json!({"interval": "1m", "input_series": series, "promql_expr_test":
             [{"expr": asked, "eval_time": "20m", "exp_samples": firing}]})
     };
+    let ends = &["PorticoTunnelCertificateEnds"];
     let tests = [
         case(&[], &["PorticoFrontWithoutLeader", "PorticoGatewaysAbsent"]),
         case(&[LEADER, READY], &[]),
         case(&[LEADER, READY, STOPPING], &["PorticoGatewaysAbsent"]),
         case(&[LEADER, MADE], &["PorticoGatewaysAbsent"]),
         case(&[LEADER, DISABLED], &[]),
-        case(&[LEADER, READY, CERTIFICATE], &["PorticoTunnelCertificateEnds"]),
+        // Of a year.
+        case(&[LEADER, READY, start(-8_000), end(200)], &[]),
+        case(&[LEADER, READY, start(-8_000), end(160)], ends),
+        // Of two days.
+        case(&[LEADER, READY, start(-32), end(16)], &[]),
+        case(&[LEADER, READY, start(-38), end(10)], ends),
+        case(&[LEADER, READY, made_end(200)], &[]),
+        case(&[LEADER, READY, made_end(160)], ends),
     ];
     let folder = tempfile::tempdir().unwrap();
     let alerts = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/alerts.yaml"));

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use jiff::Timestamp;
 use portico_admin::exposition::{Exposition, Families};
 use portico_admin::process::Process;
 use portico_api::listener::ListenerKind;
@@ -128,10 +129,13 @@ impl GatewayMetrics {
         let help = "1 while a file of the tunnel listener cannot be used as it is; what was read before \
                     stays in force.";
         out.gauge("tunnel_files_failed", help, None, files)?;
-        if let Some(end) = config.tunnel.tls.as_ref().and_then(|tls| tls.certificate_ends()) {
+        if let Some(validity) = config.tunnel.tls.as_ref().and_then(|tls| tls.certificate_validity()) {
+            let second = |time: &Timestamp| u64::try_from(time.as_second()).unwrap_or_default();
+            let help = "When the certificate of the tunnel listener begins, in seconds since 1970.";
+            let start = second(validity.start());
+            out.one_gauge("tunnel_certificate_start", help, Some(&Unit::Seconds), start)?;
             let help = "When the certificate of the tunnel listener ends, in seconds since 1970.";
-            let end = u64::try_from(end.as_second()).unwrap_or_default();
-            out.one_gauge("tunnel_certificate_end", help, Some(&Unit::Seconds), end)?;
+            out.one_gauge("tunnel_certificate_end", help, Some(&Unit::Seconds), second(validity.end()))?;
         }
         let lists = tunnel_files::revocation_lists(gateway);
         let lists = || lists.iter().map(|(ca, list)| ([("issuer", &*list.issuer), ("ca", ca)], list));
