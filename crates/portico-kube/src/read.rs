@@ -19,7 +19,7 @@ use crate::page::{MAX_BYTES, OBJECTS, TooLarge, bounded, bounded_by};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Longest page of a pod that is read: the routes of 20,000 clusters.
-pub const MAX_POD_PAGE: usize = 64 << 20;
+const MAX_POD_PAGE: usize = 64 << 20;
 
 /// Why an object cannot be read. Says what was tried, and the answer of the API server.
 #[derive(Debug, Error)]

@@ -35,8 +35,8 @@ mod write;
 
 pub use controllers::*;
 pub use status::{
-    ClusterInfo, ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus, OperatorStatus,
-    Part, PartReport, PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle, WatchStatus,
-    WebhookStatus,
+    ClusterInfo, ClusterPart, ClusterReport, ClustersStatus, ControllerStatus, ExposedClustersStatus,
+    OperatorStatus, PartReport, PartsStatus, SeedReport, SeedsStatus, ServiceStatus, StatusHandle,
+    WatchStatus, WebhookStatus,
 };
 pub use work_counters::WorkStatus;

@@ -37,7 +37,7 @@ pub struct ControllerStatus {
     pub clusters: Option<ClustersStatus>,
     /// The parts of clusters that this process keeps; on the leader alone.
     #[serde(flatten)]
-    pub parts: BTreeMap<Part, PartsStatus>,
+    pub parts: BTreeMap<ClusterPart, PartsStatus>,
     /// The Seeds whose gateway this process makes; on the leader alone. `None` where it makes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<SeedsStatus>,
@@ -106,7 +106,7 @@ pub struct SeedReport {
 
 /// A part of every cluster that one controller keeps, such as its inside, as it is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Part {
+pub struct ClusterPart {
     /// Its key in `/status`.
     pub key: &'static str,
     /// What `/readyz` calls it.
@@ -120,13 +120,13 @@ pub struct Part {
     pub help_not_ready: &'static str,
 }
 
-impl Serialize for Part {
+impl Serialize for ClusterPart {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.key)
     }
 }
 
-/// The status of one [`Part`] of every cluster.
+/// The status of one [`ClusterPart`] of every cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartsStatus {
@@ -379,7 +379,7 @@ impl StatusHandle {
     }
 
     /// Changes the status of a part of all clusters.
-    pub(crate) fn part<T>(&self, part: Part, change: impl FnOnce(&mut PartsStatus) -> T) -> T {
+    pub(crate) fn part<T>(&self, part: ClusterPart, change: impl FnOnce(&mut PartsStatus) -> T) -> T {
         self.update(|status| change(status.parts.entry(part).or_default()))
     }
 

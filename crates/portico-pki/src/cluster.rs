@@ -23,7 +23,7 @@ use crate::service_account::{BadKeys, ServiceAccountKeys};
 use crate::succession::ends;
 
 /// An authority is told of when less than this is left, as early as those of the seed announce a successor.
-const TOLD: SignedDuration = LIFETIME;
+const ANNOUNCED: SignedDuration = LIFETIME;
 
 /// What Secrets hold, by name and key.
 pub type Secrets = BTreeMap<String, BTreeMap<String, String>>;
@@ -366,7 +366,7 @@ impl Review {
     /// The authorities that end within a year, as a sentence without its full stop. `None` if all last
     /// longer.
     pub fn ending_authorities(&self, now: Timestamp) -> Option<String> {
-        let soon = self.authorities.iter().filter(|(_, end)| end.duration_since(now) < TOLD);
+        let soon = self.authorities.iter().filter(|(_, end)| end.duration_since(now) < ANNOUNCED);
         let ends: Vec<String> = soon.map(|(secret, end)| format!("Secret {secret} on {end}")).collect();
         (!ends.is_empty()).then(|| {
             format!(

@@ -186,7 +186,6 @@ mod tests {
     use http::{Request, Response};
     use http_body_util::Full;
     use hyper::body::Bytes;
-    use portico_kube::read::MAX_POD_PAGE;
     use serde_json::json;
     use tower::service_fn;
 
@@ -223,16 +222,19 @@ mod tests {
         gateways.ask(&client, cluster).await.with(&RouteKey::Port(31_001)).remove(0).route
     }
 
+    /// More than is read of a pod.
+    const ENDLESS: usize = 64 << 20;
+
     #[tokio::test]
     async fn one_cluster_is_asked_for_alone_however_long_the_listing_of_all_is() {
-        assert_eq!(state(MAX_POD_PAGE, Some("a")).await, Ok(Some("ready".to_owned())));
-        assert_eq!(state(MAX_POD_PAGE, Some("unknown-there")).await, Ok(None));
+        assert_eq!(state(ENDLESS, Some("a")).await, Ok(Some("ready".to_owned())));
+        assert_eq!(state(ENDLESS, Some("unknown-there")).await, Ok(None));
     }
 
     #[tokio::test]
     async fn the_listing_of_ten_thousand_clusters_is_read_and_one_without_end_is_not() {
         assert_eq!(state(32 << 20, None).await, Ok(Some("ready".to_owned())));
-        let error = state(MAX_POD_PAGE, None).await.unwrap_err();
+        let error = state(ENDLESS, None).await.unwrap_err();
         assert!(error.ends_with("it has more than 64 MiB, and is not read"), "{error}");
     }
 }

@@ -30,7 +30,7 @@ use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
-use crate::status::{Part, PartsStatus};
+use crate::status::PartsStatus;
 use crate::work_counters::WorkCounters;
 use crate::write::WriteError;
 
@@ -45,7 +45,7 @@ mod reports;
 mod secrets;
 
 use alarms::Alarms;
-pub use context::HostingSettings;
+pub use context::{CONTROL_PLANES, HostingSettings};
 use context::{Context, INVALID};
 use pass::with_endings;
 use relists::Relists;
@@ -68,15 +68,6 @@ const CONCURRENCY: u16 = 32;
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-hosting";
-
-/// The control planes, as they are shown.
-pub const CONTROL_PLANES: Part = Part {
-    key: "controlPlanes",
-    title: "control planes",
-    gauge: "operator_control_planes",
-    help: "Hosted control planes by the reason of their condition.",
-    help_not_ready: "Hosted control planes that do not serve, and paused ones whose certificates end.",
-};
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: HostingSettings) {

@@ -36,7 +36,6 @@ use crate::controllers::exposed::{ExposedWatch, Written};
 use crate::follow::{drive, on_change, pause, recorded};
 use crate::kkp::Kkp;
 use crate::manager::Manager;
-use crate::status::Part;
 use crate::work_counters::WorkCounters;
 
 mod approver;
@@ -53,8 +52,8 @@ mod subject;
 
 use approver::Approvers;
 use backoff::Backoffs;
-pub use context::UserClusterSettings;
 use context::{Context, FIRST_RETRY, LAST_RETRY, Said, Work};
+pub use context::{USER_CLUSTERS, UserClusterSettings};
 use pass::Failed;
 
 /// Passes at the same time, each over another cluster. More than may hang at once; each holds an answer of
@@ -75,15 +74,6 @@ const SEEDS_SOON: Duration = Duration::from_secs(1);
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-user-cluster";
-
-/// The insides of clusters, as they are shown.
-pub const USER_CLUSTERS: Part = Part {
-    key: "userClusters",
-    title: "user clusters",
-    gauge: "operator_user_clusters",
-    help: "Clusters by the reason of the condition about their inside.",
-    help_not_ready: "Clusters whose inside is not as it should be.",
-};
 
 /// Watches and writes, for ever.
 pub(crate) async fn run(manager: Manager, settings: UserClusterSettings) {

@@ -12,7 +12,6 @@ use portico_kube::leader::Leads;
 use portico_pki::KeyKind;
 use tokio::sync::watch as channel;
 
-use super::CONTROL_PLANES;
 use super::alarms::Alarms;
 use super::kinds::{Kind, Shared};
 use crate::cache::Cache;
@@ -20,7 +19,7 @@ use crate::clusters::{ClusterWatch, LastWritten};
 use crate::controllers::exposed::Written;
 use crate::installation::Installation;
 use crate::kkp::KkpWatch;
-use crate::status::StatusHandle;
+use crate::status::{ClusterPart, StatusHandle};
 use crate::work_counters::WorkCounters;
 
 /// The reason of a Cluster that cannot be hosted as it is written.
@@ -31,6 +30,15 @@ pub(super) const AUTHORITIES_END: &str = "AuthoritiesEnd";
 
 /// What the controller does, on Events.
 pub(super) const ACTION: &str = "KeepControlPlane";
+
+/// The control planes, as they are shown.
+pub const CONTROL_PLANES: ClusterPart = ClusterPart {
+    key: "controlPlanes",
+    title: "control planes",
+    gauge: "operator_control_planes",
+    help: "Hosted control planes by the reason of their condition.",
+    help_not_ready: "Hosted control planes that do not serve, and paused ones whose certificates end.",
+};
 
 /// What the controller is to do.
 #[derive(Debug, Clone)]

@@ -10,8 +10,7 @@ use portico_source::served::Served;
 use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
-use super::CONTROL_PLANES;
-use super::context::{ACTION, AUTHORITIES_END, Context};
+use super::context::{ACTION, AUTHORITIES_END, CONTROL_PLANES, Context};
 use super::health::{self, Health};
 use crate::condition::{State, condition, condition_after};
 use crate::controllers::exposed::reference;

@@ -24,8 +24,7 @@ use portico_kube::watch::progress;
 use portico_pki::{ClusterPki, Due, Review, Secrets, Why};
 use serde_json::{Value, json};
 
-use super::CONTROL_PLANES;
-use super::context::{ACTION, Context};
+use super::context::{ACTION, CONTROL_PLANES, Context};
 use super::relists::Relists;
 use crate::cache::api;
 use crate::clock::far_off;

@@ -16,14 +16,13 @@ use portico_kube::events::Events;
 use portico_kube::leader::Leads;
 use tokio::sync::watch as channel;
 
-use super::USER_CLUSTERS;
 use super::approver::Approvers;
 use super::backoff::Backoffs;
 use crate::controllers::exposed::Written;
 use crate::installation::Installation;
 use crate::kkp::KkpWatch;
 use crate::observed::Observed;
-use crate::status::StatusHandle;
+use crate::status::{ClusterPart, StatusHandle};
 use crate::work_counters::WorkCounters;
 use crate::write::{RequestError, request};
 
@@ -32,6 +31,15 @@ pub(super) const FIRST_RETRY: Duration = Duration::from_secs(5);
 
 /// The longest pause between two attempts. Never given up: the cause may have been repaired.
 pub(super) const LAST_RETRY: Duration = Duration::from_secs(600);
+
+/// The insides of clusters, as they are shown.
+pub const USER_CLUSTERS: ClusterPart = ClusterPart {
+    key: "userClusters",
+    title: "user clusters",
+    gauge: "operator_user_clusters",
+    help: "Clusters by the reason of the condition about their inside.",
+    help_not_ready: "Clusters whose inside is not as it should be.",
+};
 
 /// What the controller is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,7 @@ use portico_expose::user_cluster::NO_KUBECONFIG;
 use portico_kube::events::{Note, Severity};
 use tracing::{debug, warn};
 
-use super::USER_CLUSTERS;
-use super::context::Context;
+use super::context::{Context, USER_CLUSTERS};
 use super::subject::{NOT_EXPOSED, Readiness};
 use crate::condition::write_condition;
 use crate::controllers::exposed::reference;

@@ -6,7 +6,7 @@ use std::fmt;
 use portico_admin::exposition::{Exposition, Families};
 use portico_api::exposed_cluster::MigrationState;
 use portico_operator::{
-    ClusterReport, ClustersStatus, ControllerStatus, Part, PartsStatus, SeedsStatus, ServiceStatus,
+    ClusterPart, ClusterReport, ClustersStatus, ControllerStatus, PartsStatus, SeedsStatus, ServiceStatus,
     StatusHandle, WebhookStatus, WorkStatus,
 };
 use prometheus_client::collector::Collector;
@@ -187,7 +187,7 @@ fn write_clusters(status: &ClustersStatus, out: &mut Families<'_>) -> fmt::Resul
 }
 
 /// A part of every cluster that an operator keeps.
-fn write_part(part: &Part, status: &PartsStatus, out: &mut Families<'_>) -> fmt::Result {
+fn write_part(part: &ClusterPart, status: &PartsStatus, out: &mut Families<'_>) -> fmt::Result {
     let mut reasons = BTreeMap::<&str, u64>::new();
     for report in status.reports.values() {
         *reasons.entry(report.reason).or_default() += 1;
