@@ -107,10 +107,12 @@ impl Record {
         End::ALL.get(usize::from(index)).copied()
     }
 
-    /// Notes that the connection has outlived its first second, and wakes its task.
+    /// Notes that the connection has outlived its first second, and wakes its task, once: waking takes the
+    /// waker.
     pub(crate) fn set_lasting(&self) {
-        self.state.lasts.store(true, Relaxed);
-        self.state.waker.wake();
+        if !self.state.lasts.swap(true, Relaxed) {
+            self.state.waker.wake();
+        }
     }
 
     /// Whether the connection has outlived its first second.

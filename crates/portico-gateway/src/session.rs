@@ -23,8 +23,9 @@ pub(crate) struct Session {
     record: Arc<Record>,
     slot: usize,
     end: End,
-    /// Whether the record has the waker of the task that carries the bytes.
-    has_waker: bool,
+    /// Whether the connection lasted when the record got the waker of the task that carries the bytes.
+    /// `None` before it got one.
+    waker_set: Option<bool>,
     /// Whether the socket to the endpoint has got what only a lasting connection needs.
     has_keepalive: bool,
     /// Set for CONNECT only. The task of a stream can end after that of its connection, while it delivers the
@@ -44,14 +45,14 @@ impl Session {
             record,
             slot,
             end: End::Cancelled,
-            has_waker: false,
+            waker_set: None,
             has_keepalive: false,
             alive: None,
         }
     }
 
     /// Keeps the gateway from having ended for as long as the session lives.
-    pub(crate) fn keep(&mut self, alive: Alive) {
+    pub(crate) fn hold(&mut self, alive: Alive) {
         self.alive = Some(alive);
     }
 
@@ -85,20 +86,21 @@ impl Meter for Session {
         Some(self.record.upstream.cluster.memory())
     }
 
-    /// Once the connection lasts: four system calls that a connection of milliseconds, which most are, does
-    /// not need.
-    fn keepalive(&mut self) -> Option<Keepalive> {
+    /// Due once the connection lasts: four system calls that a connection of milliseconds, which most are,
+    /// does not need.
+    fn take_due_keepalive(&mut self) -> Option<Keepalive> {
         if self.has_keepalive || !self.record.lasts() {
             return None;
         }
         self.has_keepalive = true;
-        // Waking took the waker, and the connection may still be cancelled.
-        self.has_waker = false;
         Some(self.worker.shared.config.upstream_keepalive)
     }
 
     fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if !std::mem::replace(&mut self.has_waker, true) {
+        // Twice at most: telling the connection that it lasts has taken the first waker.
+        let lasts = Some(self.record.lasts());
+        if self.waker_set != lasts {
+            self.waker_set = lasts;
             self.record.set_waker(cx.waker());
         }
         if self.record.cancelled().is_some() { Poll::Ready(()) } else { Poll::Pending }

@@ -163,7 +163,7 @@ impl Shared {
     }
 
     /// Keeps the gateway from having ended while the returned guard is held.
-    pub(crate) fn keep_alive(self: &Arc<Self>) -> Alive {
+    pub(crate) fn alive(self: &Arc<Self>) -> Alive {
         self.alive.fetch_add(1, SeqCst);
         Alive(Arc::clone(self))
     }

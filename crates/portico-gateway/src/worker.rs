@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use portico_net::ConnectionId;
 use slab::Slab;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
@@ -36,9 +35,9 @@ pub(crate) struct Worker {
 struct Connections {
     /// Every open connection of this thread.
     open: Slab<Arc<Record>>,
-    /// Slots by age: `[0]` taken since the last tick, `[1]` in the tick before, and so on. A slot may have
-    /// been reused since, which the id tells.
-    young: [Vec<(usize, ConnectionId)>; LASTING + 1],
+    /// Slots by age: `[0]` taken since the last tick, `[1]` in the tick before, and so on. A connection in a
+    /// slot that is reused meanwhile is told too early. That costs it no more than system calls.
+    young: [Vec<usize>; LASTING + 1],
 }
 
 impl Worker {
@@ -65,10 +64,9 @@ impl Worker {
 
     /// Adds an open connection to the list; returns its slot.
     pub(crate) fn list(&self, record: Arc<Record>) -> usize {
-        let id = record.id;
         let mut connections = self.lock();
         let slot = connections.open.insert(record);
-        connections.young[0].push((slot, id));
+        connections.young[0].push(slot);
         slot
     }
 
@@ -90,14 +88,14 @@ impl Worker {
         }
     }
 
-    /// Tells connections that have outlived their first second, each once: that takes their waker.
+    /// Tells connections that have outlived their first second.
     fn note_lasting(&self) {
         let mut connections = self.lock();
         connections.young.rotate_right(1);
         // A burst must not leave its room behind.
         let oldest = std::mem::take(&mut connections.young[0]);
-        for (slot, id) in oldest {
-            if let Some(record) = connections.open.get(slot).filter(|record| record.id == id) {
+        for slot in oldest {
+            if let Some(record) = connections.open.get(slot) {
                 record.set_lasting();
             }
         }

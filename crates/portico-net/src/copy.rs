@@ -25,7 +25,7 @@ use self::direction::{Direction, Stop};
 use crate::error_watch::ErrorWatch;
 use crate::idle::Idle;
 use crate::linger::{self, LINGER};
-use crate::meter::{End, Meter, Side, keep_alive};
+use crate::meter::{End, Meter, Side, set_due_keepalive};
 use crate::stream::Stream;
 use crate::turn::wake_last;
 
@@ -85,7 +85,7 @@ struct Pump<'a, M> {
 
 impl<M: Meter> Pump<'_, M> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        keep_alive(self.meter, self.upstream);
+        set_due_keepalive(self.meter, self.upstream);
         if self.meter.poll_cut(cx).is_ready() {
             return Poll::Ready(End::Cut);
         }

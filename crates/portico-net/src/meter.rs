@@ -27,9 +27,9 @@ pub trait Meter: Send + 'static {
         None
     }
 
-    /// The keep-alive that the socket to the upstream is to get now. An engine asks at each step, by
-    /// [`keep_alive`]. By default never.
-    fn keepalive(&mut self) -> Option<Keepalive> {
+    /// The keep-alive that is due on the socket to the upstream now. An engine asks at each step, by
+    /// [`set_due_keepalive`]. By default none ever is.
+    fn take_due_keepalive(&mut self) -> Option<Keepalive> {
         None
     }
 
@@ -40,10 +40,9 @@ pub trait Meter: Send + 'static {
     }
 }
 
-/// Sets keep-alive on the socket to the upstream if its `meter` asks for it now. To be called at each step,
-/// before [`Meter::poll_cut`].
-pub fn keep_alive(meter: &mut impl Meter, upstream: &impl AsFd) {
-    if let Some(keepalive) = meter.keepalive() {
+/// Sets keep-alive on the socket to the upstream if it is due. To be called at each step.
+pub fn set_due_keepalive(meter: &mut impl Meter, upstream: &impl AsFd) {
+    if let Some(keepalive) = meter.take_due_keepalive() {
         // Fails only for a socket that is gone.
         let _ = set_keepalive(&SockRef::from(upstream), keepalive);
     }

@@ -40,7 +40,8 @@ pub fn set_keepalive(socket: &SockRef<'_>, keepalive: Keepalive) -> io::Result<(
 }
 
 /// Bounds how many bytes the kernel takes for a receiver beyond those it could send (`TCP_NOTSENT_LOWAT`).
-/// Set before as many were written in all: most connections carry less, and save the system call.
+/// It is set once as many were to be written: most connections carry less, and save the system call. A write
+/// that is tried again counts again, which sets it rather too early.
 #[derive(Debug)]
 pub struct UnsentLimit {
     bytes: u32,

@@ -25,7 +25,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use portico_net::linger::{self, LINGER};
-use portico_net::meter::keep_alive;
+use portico_net::meter::set_due_keepalive;
 use portico_net::socket::UnsentLimit;
 use portico_net::{ErrorWatch, Idle, Socket};
 use socket2::SockRef;
@@ -56,7 +56,7 @@ pub struct Bridge<S, M> {
     activity: Arc<Activity>,
     /// When bytes were last queued for the peer, for [`Activity::flushed_since`]. `None` if it has them all.
     queued: Option<u64>,
-    unsent: UnsentLimit,
+    unsent_limit: UnsentLimit,
     /// Set only while the socket takes less than comes, so boxed.
     waiting: Option<Box<Waiting>>,
     /// For room on the connection for what the socket sent.
@@ -136,7 +136,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             meter,
             queued: Some(activity.queue()),
             activity,
-            unsent: UnsentLimit::new(UNSENT),
+            unsent_limit: UnsentLimit::new(UNSENT),
             waiting: early,
             line: RoomTurn::default(),
             reserved: false,
@@ -215,7 +215,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
         if self.peer == Side::Downstream {
-            keep_alive(&mut self.meter, &*self.socket);
+            set_due_keepalive(&mut self.meter, &*self.socket);
         }
         if self.meter.poll_cut(cx).is_ready() {
             return Poll::Ready(Outcome::Cut);
@@ -282,7 +282,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
             return self.release(frame.len());
         }
         if self.waiting.is_none() {
-            self.unsent.before_write(&*self.socket, frame.len());
+            self.unsent_limit.before_write(&*self.socket, frame.len());
             match self.socket.try_write(&frame) {
                 Ok(written) if written == frame.len() => return self.wrote(written),
                 Ok(written) => {
@@ -306,7 +306,7 @@ impl<S: Socket + 'static, M: Meter> Bridge<S, M> {
     /// task.
     fn write_waiting(&mut self, cx: &mut Context<'_>) {
         while let Some(waiting) = &mut self.waiting {
-            self.unsent.before_write(&*self.socket, waiting.len());
+            self.unsent_limit.before_write(&*self.socket, waiting.len());
             match waiting.write_to(&*self.socket) {
                 Ok(written) => {
                     if waiting.is_empty() {

@@ -82,7 +82,7 @@ pub struct Request {
     pub protocol: Protocol,
     /// Whether it came under TLS.
     pub tls: bool,
-    /// Whether bytes of the client came with it. The upstream gets them as soon as it is connected.
+    /// Whether bytes of the client came with it. The upstream gets them right after the client's 200.
     pub client_first: bool,
 }
 

@@ -377,7 +377,7 @@ impl<'a> Attempt<'a> {
             open(worker, &self.learned, || *local, client_first, &mut header, credential.clone()).await?;
         // Empty unless a new socket does not take a hundred bytes.
         stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
-        session.keep(worker.shared.keep_alive());
+        session.hold(worker.shared.alive());
         // The credential may have been revoked during the connect, before this stream was listed.
         if credential.is_some_and(|credential| credential.is_revoked()) {
             session.record().cancel(End::Revoked);

@@ -216,7 +216,7 @@ async fn accept_loop(worker: Arc<Worker>, socket: Arc<TcpListener>, listener: Li
 fn serve(worker: &Arc<Worker>, stream: TcpStream, peer: SocketAddr, listener: Listener) {
     worker.shared.count_accepted();
     let arrival = Arrival::new(&worker.shared, listener, peer);
-    let alive = worker.shared.keep_alive();
+    let alive = worker.shared.alive();
     let worker = Arc::clone(worker);
     match listener {
         Listener::Sni => tokio::spawn(sni::serve(worker, stream, arrival, alive)),

@@ -14,8 +14,8 @@ use tokio::net::TcpStream;
 /// connected, and the first bytes make this system call superfluous.
 ///
 /// `client_first` promises that bytes are sent at once. They then travel with the last packet of the TCP
-/// handshake. Where the server may speak first, holding that packet back would cost 40 ms. Keep-alive is left
-/// to the caller, for it matters only to connections that last.
+/// handshake. Where the server may speak first, holding that packet back would cost 40 ms. Keep-alive comes
+/// once the connection lasts (`Meter::take_due_keepalive`).
 pub(super) fn begin(address: SocketAddr, client_first: bool) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

@@ -86,27 +86,41 @@ fn plaintext() -> Settings {
 
 #[test]
 fn a_socket_behind_a_connect_request_gets_keep_alive_once_the_stream_lasts() {
-    let has_it = |endpoint: &Endpoint| {
-        let (upstream, _server) = to_upstream(endpoint);
-        assert!(sockopt::tcp_nodelay(&upstream).unwrap(), "from the first byte");
-        eventually("it lasts", || keepalive_of(&upstream) == Some(KEEPALIVE));
-    };
     let (gateway, endpoint) = tunnel(plaintext());
-    let client = Client::plaintext(&gateway);
-    let (status, _send, _recv) = client.connect(AUTHORITY);
+    let http2 = Client::plaintext(&gateway);
+    let (status, _send, _recv) = http2.connect(AUTHORITY);
     assert_eq!(status, 200);
-    has_it(&endpoint);
-    let mut client = connect(tunnel_address(&gateway));
-    write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n").unwrap();
-    has_it(&endpoint);
-
+    let of_http2 = to_upstream(&endpoint);
+    let mut http1 = connect(tunnel_address(&gateway));
+    write!(http1, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n").unwrap();
+    let of_http1 = to_upstream(&endpoint);
     let pki = Pki::new();
     let (gateway, endpoint) = tunnel(secured(tls_files(&pki, &["gateway.test"])));
     let tls = Arc::new(pki.client_config(None, &[b"http/1.1"]));
     let tls = ClientConnection::new(tls, gateway_name()).unwrap();
-    let mut client = StreamOwned::new(tls, connect(tunnel_address(&gateway)));
-    write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n").unwrap();
-    has_it(&endpoint);
+    let mut under_tls = StreamOwned::new(tls, connect(tunnel_address(&gateway)));
+    write!(under_tls, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n").unwrap();
+    let of_tls = to_upstream(&endpoint);
+    for (upstream, _server) in [&of_http2, &of_http1, &of_tls] {
+        assert!(sockopt::tcp_nodelay(upstream).unwrap(), "from the first byte");
+        eventually("it lasts", || keepalive_of(upstream) == Some(KEEPALIVE));
+    }
+}
+
+#[test]
+fn what_came_with_a_connect_request_travels_with_the_handshake_and_no_endpoint_is_kept_waiting_for_it() {
+    let (gateway, endpoint) = tunnel(plaintext());
+    // Whether the kernel acknowledged the handshake at once.
+    let acknowledged_at_once = |early: &str| {
+        let mut client = connect(tunnel_address(&gateway));
+        write!(client, "CONNECT {AUTHORITY} HTTP/1.1\r\n\r\n{early}").unwrap();
+        let (upstream, mut server) = to_upstream(&endpoint);
+        assert_eq!(read_exactly(&mut server, early.len()), early.as_bytes());
+        sockopt::tcp_quickack(&upstream).unwrap()
+    };
+    assert!((0..20).all(|_| acknowledged_at_once("")));
+    // The kernel waits 40 ms for the bytes. A worker that stood still that long sends them on their own.
+    assert!((0..20).any(|_| !acknowledged_at_once("early")));
 }
 
 #[test]
@@ -115,28 +129,28 @@ fn a_socket_behind_a_stream_takes_no_more_than_a_window_that_it_cannot_send() {
     let client = Client::plaintext(&gateway);
     let (_, mut send, _recv) = client.connect(AUTHORITY);
     let (upstream, mut server) = to_upstream(&endpoint);
+    let bound = || SockRef::from(&upstream).tcp_notsent_lowat().unwrap();
     let window = Settings::default().stream_window;
+    assert_ne!(bound(), window, "a short connection saves the system call");
     let bytes = vec![0; 2 * window as usize];
     let length = bytes.len();
     send.send_data(bytes.into(), false).unwrap();
     read_exactly(&mut server, length);
-    assert_eq!(SockRef::from(&upstream).tcp_notsent_lowat().unwrap(), window);
+    assert_eq!(bound(), window);
 }
 
 #[test]
-fn a_stream_that_took_the_place_of_a_short_connection_is_still_cancelled_while_it_is_silent() {
+fn what_lasts_and_is_silent_is_still_cancelled() {
     let tunnel = Settings { plaintext: true, ..Settings::default() };
     let config = Config { tunnel_listen: Some(LOOPBACK), tunnel, workers: 1, ..config() };
     let gateway = start(Config { upstream_keepalive: KEEPALIVE, ..config });
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).host(HOST).authority(AUTHORITY).expose(&gateway);
     let tunnels = Client::plaintext(&gateway);
-    drop(pair(&gateway, &endpoint, HOST));
-    wait_until_empty(&gateway);
     let (status, _send, mut recv) = tunnels.connect(AUTHORITY);
     assert_eq!(status, 200);
     let _stream = endpoint.accept();
-    // Once this later one lasts, the first would have, too.
+    // Once this later one lasts, the first does, too.
     let (_client, server) = pair(&gateway, &endpoint, HOST);
     let upstream = socket_between(server.peer_addr().unwrap(), endpoint.address);
     eventually("it lasts", || keepalive_of(&upstream) == Some(KEEPALIVE));

@@ -201,7 +201,7 @@ impl Blocked {
 pub(super) struct Carrier {
     endpoint: Arc<Endpoint>,
     socket: TcpStream,
-    unsent: UnsentLimit,
+    unsent_limit: UnsentLimit,
     session: Arc<Session>,
     connection: ConnectId,
     record: Guard,
@@ -221,8 +221,17 @@ impl Carrier {
         record: Guard,
     ) -> Self {
         let turn = RoomTurn::default();
-        let unsent = UnsentLimit::new(UNSENT);
-        Self { endpoint, socket, unsent, session, connection, record, turn, is_ended: false, is_deaf: false }
+        Self {
+            endpoint,
+            socket,
+            unsent_limit: UnsentLimit::new(UNSENT),
+            session,
+            connection,
+            record,
+            turn,
+            is_ended: false,
+            is_deaf: false,
+        }
     }
 
     /// Carries bytes until the connection is over, and ends both sides accordingly.
@@ -315,7 +324,7 @@ impl Carrier {
             return Err(());
         }
         while !inbox.waiting.is_empty() && !self.is_deaf {
-            self.unsent.before_write(&self.socket, inbox.bytes);
+            self.unsent_limit.before_write(&self.socket, inbox.bytes);
             match inbox.waiting.write_to(&self.socket) {
                 Ok(written) => {
                     inbox.bytes -= written;

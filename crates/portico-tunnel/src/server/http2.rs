@@ -307,8 +307,11 @@ async fn open<H: Handler>(
     activity: &Activity,
 ) -> Option<Opened<H::Meter>> {
     let mut early = None;
-    poll_fn(|cx| Poll::Ready(take_early(&mut from_client, &mut early, activity, cx))).await;
-    request.client_first = early.is_some();
+    request.client_first = poll_fn(|cx| {
+        take_early(&mut from_client, &mut early, activity, cx);
+        Poll::Ready(early.is_some())
+    })
+    .await;
     let connected = {
         let connect = pin!(handler.connect(&request));
         let connect = pin!(unless_reset(&mut respond, connect));
@@ -352,7 +355,10 @@ fn take_early(
     cx: &mut Context<'_>,
 ) {
     while let Poll::Ready(Some(Ok(bytes))) = from_client.poll_data(cx) {
-        early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);
+        // The frame of an END_STREAM may be empty.
+        if !bytes.is_empty() {
+            early.get_or_insert_with(|| Box::new(Waiting::new(activity, None))).push(bytes);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use portico_net::linger::{self, LINGER};
-use portico_net::meter::keep_alive;
+use portico_net::meter::set_due_keepalive;
 use portico_net::{ErrorWatch, Idle, SharedTcp};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::net::TcpStream;
@@ -50,7 +50,7 @@ where
         up + down > 0
     };
     let end = poll_fn(|cx| {
-        keep_alive(&mut meter, &*upstream);
+        set_due_keepalive(&mut meter, &*upstream);
         if meter.poll_cut(cx).is_ready() {
             return Poll::Ready(End::Cut);
         }
