@@ -66,7 +66,7 @@ fn a_socket_to_an_endpoint_gets_keep_alive_once_the_connection_lasts() {
     eventually("it lasts", || keepalive_of(&upstream) == Some(KEEPALIVE));
 }
 
-/// The socket of `gateway` to `endpoint`, which accepts.
+/// The gateway's socket to `endpoint`, and the end of it that `endpoint` accepts.
 fn to_upstream(endpoint: &Endpoint) -> (OwnedFd, TcpStream) {
     let server = endpoint.accept();
     (socket_between(server.peer_addr().unwrap(), endpoint.address), server)
@@ -141,8 +141,7 @@ fn a_socket_behind_a_stream_takes_no_more_than_a_window_that_it_cannot_send() {
 
 #[test]
 fn what_lasts_and_is_silent_is_still_cancelled() {
-    let tunnel = Settings { plaintext: true, ..Settings::default() };
-    let config = Config { tunnel_listen: Some(LOOPBACK), tunnel, workers: 1, ..config() };
+    let config = Config { tunnel_listen: Some(LOOPBACK), tunnel: plaintext(), workers: 1, ..config() };
     let gateway = start(Config { upstream_keepalive: KEEPALIVE, ..config });
     let endpoint = Endpoint::new();
     Service::new("a", &[endpoint.address]).host(HOST).authority(AUTHORITY).expose(&gateway);

@@ -23,7 +23,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::client_ca::{Authorities, Ca, ClientCas, List, TenantPattern, verifies};
 use super::identity::tenant_of;
-use super::x509::{at, shown};
+use super::x509::{at, shown, validity_of};
 
 /// Longest chain of a client, in bytes: more than five CAs take. It is kept as long as the connection, for
 /// revocations.
@@ -133,8 +133,8 @@ impl Trust {
             Err(error) => return Err(refused.take().unwrap_or_else(|| unusable(error))),
         };
         let tenant = tenant.ok_or(CertificateProblem::NoTenant)?;
-        let used = path.intermediate_certificates().map(|certificate| validity_of(&certificate.der()));
-        let valid = used.fold(validity_of(leaf), |all, next| (all.0.max(next.0), all.1.min(next.1)));
+        let used = path.intermediate_certificates().map(|certificate| validity_of_der(&certificate.der()));
+        let valid = used.fold(validity_of_der(leaf), |all, next| (all.0.max(next.0), all.1.min(next.1)));
         Ok(Valid { tenant, from: valid.0, until: valid.1 })
     }
 
@@ -262,7 +262,7 @@ impl Presented {
                 | CertificateProblem::NotYetValid { .. }
                 | CertificateProblem::ChainNotValid,
             ) => {
-                let validities = self.chain.iter().map(|certificate| validity_of(certificate));
+                let validities = self.chain.iter().map(|certificate| validity_of_der(certificate));
                 let (from, until) =
                     validities.fold((0, u64::MAX), |all, next| (all.0.max(next.0), all.1.min(next.1)));
                 let moment = Duration::from_secs(now.as_secs().max(from).min(until));
@@ -342,7 +342,7 @@ impl ClientCertVerifier for AnyCertificate {
 
 fn problem(leaf: &CertificateDer<'_>, now: UnixTime, error: &webpki::Error) -> CertificateProblem {
     use webpki::Error as E;
-    let (from, until) = validity_of(leaf);
+    let (from, until) = validity_of_der(leaf);
     match error {
         E::CertExpired { .. } | E::InvalidCertValidity if now.as_secs() > until => {
             CertificateProblem::Expired { since: at(until) }
@@ -368,12 +368,9 @@ fn issuer_of(certificate: &[u8]) -> Box<str> {
     shown(&name.unwrap_or_default())
 }
 
-/// The first and the last second of a certificate's validity; no second at all if it cannot be read.
-fn validity_of(certificate: &[u8]) -> (u64, u64) {
-    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return (u64::MAX, 0) };
-    let seconds = |time: i64| u64::try_from(time).unwrap_or_default();
-    let validity = certificate.validity();
-    (seconds(validity.not_before.timestamp()), seconds(validity.not_after.timestamp()))
+/// Like [`validity_of`]; no second at all if the certificate cannot be read.
+fn validity_of_der(certificate: &[u8]) -> (u64, u64) {
+    X509Certificate::from_der(certificate).map_or((u64::MAX, 0), |(_, certificate)| validity_of(&certificate))
 }
 
 /// What is inside of a DER sequence.

@@ -19,11 +19,10 @@ use rustls::server::NoServerSessionStorage;
 use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
-use x509_parser::time::ASN1Time;
 
 use super::client_ca::{ClientCaError, ClientCaFile, ClientCas, RevocationList};
 use super::client_certificate::{AnyCertificate, Presented};
-use super::x509::at;
+use super::x509::{at, validity_of};
 
 /// ALPN of Portico's agents. It means HTTP/2, by a name that no API server accepts, so that one port can
 /// serve both.
@@ -204,7 +203,10 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
         |source| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), source };
     let chain = pem::certificates(&files.certificate, &contents.certificate)?;
     let (names, validity) = match chain.first().map(|leaf| X509Certificate::from_der(leaf)) {
-        Some(Ok((_, leaf))) => (dns_names(&leaf), Some(validity_of(&leaf))),
+        Some(Ok((_, leaf))) => {
+            let (start, end) = validity_of(&leaf);
+            (dns_names(&leaf), Some(at(start)..=at(end)))
+        }
         _ => (Box::default(), None),
     };
     let key = pem::private_key(&files.key, &contents.key)?;
@@ -220,12 +222,6 @@ fn server(files: &TlsFiles, contents: &Pair) -> Result<Server, TlsError> {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Server { config: Arc::new(config), names, validity })
-}
-
-fn validity_of(certificate: &X509Certificate<'_>) -> RangeInclusive<Timestamp> {
-    let second = |time: ASN1Time| at(u64::try_from(time.timestamp()).unwrap_or_default());
-    let validity = certificate.validity();
-    second(validity.not_before)..=second(validity.not_after)
 }
 
 /// The DNS names a certificate is for, in lower case.
