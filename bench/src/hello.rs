@@ -1,9 +1,9 @@
 //! The ClientHello every bench client opens with, and the order to the backend hidden in it.
 //!
 //! No proxy terminates TLS here: all of them look for the server name (RFC 6066 section 3) and pass the bytes
-//! on. So the hello is real in every field a proxy may look at, about as long as a Go 1.24 client's (with an
-//! X25519MLKEM768 key share), and its 32 random bytes tell the backend what to do with the connection. Called
-//! by [`crate::load`] and [`crate::backend`].
+//! on. So the hello is real in every field a proxy may look at. It is about as long as a Go 1.24 client's,
+//! with an X25519MLKEM768 key share. Its 32 random bytes tell the backend what to do with the connection.
+//! Called by [`crate::load`] and [`crate::backend`].
 
 /// Length of most answers to a hello: a ServerHello with the rest of a resumed flight, one segment.
 pub(crate) const ANSWER_BYTES: usize = 512;

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_connects_to_a_black_hole_hears_nothing() {
+    fn a_client_that_connects_to_a_black_hole_gets_no_answer() {
         let hole = BlackHole::open(28_999).unwrap();
         for _ in 0..3 {
             let socket = Dialer::default().dial(hole.address()).unwrap();

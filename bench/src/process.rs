@@ -120,13 +120,29 @@ fn number(status: &str, name: &str) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
+
     use super::*;
 
+    /// A family of its own: children of this process belong to other tests, and may end at any time.
     #[test]
-    fn this_process_has_used_cpu_and_memory() {
-        let me = std::process::id();
-        assert!(cpu_nanoseconds(me).unwrap() > 0);
-        assert!(memory_bytes(me).unwrap() > 100_000);
+    fn a_process_and_its_child_have_used_cpu_and_memory() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "cat; exit 0"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut input, mut output) = (shell.stdin.take().unwrap(), shell.stdout.take().unwrap());
+        input.write_all(b"!").unwrap();
+        output.read_exact(&mut [0]).unwrap();
+
+        assert_eq!(family(shell.id()).unwrap().len(), 2, "the shell and cat, which has answered");
+        assert!(cpu_nanoseconds(shell.id()).unwrap() > 0);
+        assert!(memory_bytes(shell.id()).unwrap() > 100_000);
+        drop(input);
+        shell.wait().unwrap();
     }
 
     #[test]

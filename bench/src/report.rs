@@ -126,14 +126,14 @@ pub(crate) fn json(rows: &[Row]) -> serde_json::Value {
     serde_json::json!({"rows": rows})
 }
 
-/// The value at a place between 0 (the least) and 1 (the greatest).
+/// The value at a quantile between 0 (the least) and 1 (the greatest).
 pub(crate) fn quantile(samples: &[f64], at: f64) -> Option<f64> {
     let mut sorted: Vec<f64> = samples.iter().copied().filter(|sample| sample.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().checked_sub(1)?;
-    let place = at * last as f64;
-    let (below, above) = (place.floor() as usize, place.ceil() as usize);
-    Some(sorted[below] + (sorted[above] - sorted[below]) * place.fract())
+    let index = at * last as f64;
+    let (below, above) = (index.floor() as usize, index.ceil() as usize);
+    Some(sorted[below] + (sorted[above] - sorted[below]) * index.fract())
 }
 
 /// The whole report in Markdown.

@@ -6,7 +6,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 
-/// Backends have addresses of their own (127.8.0.1 and up), so that upstream connections spread over as many
+/// Backends have addresses of their own (127.8.0.1 and up). So upstream connections spread over as many
 /// address pairs as in a real seed, and no proxy pays for a crowded ephemeral port range.
 pub(crate) const BACKENDS: usize = 100;
 

@@ -1,8 +1,8 @@
 //! Thousands of clients of one cluster that come again and again, whatever the answer.
 //!
 //! Each connects, sends its hello and waits until the proxy ends the connection. Every client comes once a
-//! [`PERIOD`], at a moment of its own: the number of attempts a second is the same whether they are answered,
-//! held or refused, so that slices differ in nothing but what the proxy does with them.
+//! [`PERIOD`], at a moment of its own. So the number of attempts a second is the same whether they are
+//! answered, held or refused. Slices then differ in nothing but what the proxy does with them.
 
 use std::time::{Duration, Instant};
 

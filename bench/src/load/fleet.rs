@@ -210,7 +210,7 @@ struct Pod {
     cluster: Cluster,
     tally: Arc<Tally>,
     loopback: Arc<Loopback>,
-    heard: Arc<AtomicU32>,
+    last_echo: Arc<AtomicU32>,
 }
 
 /// Does what the file says until standard input ends.
@@ -236,7 +236,7 @@ async fn serve(orders: Orders) -> Result<()> {
     let tally = Arc::new(Tally::default());
     let loopback = Arc::new(Loopback::open().await?);
     let mut agents: Vec<Agent> = Vec::with_capacity(orders.agents);
-    let mut heard: Vec<Arc<AtomicU32>> = Vec::new();
+    let mut last_echoes: Vec<Arc<AtomicU32>> = Vec::new();
     let mut lines = lines_of_standard_input();
     let mut pace = tokio::time::interval(PACE);
     loop {
@@ -250,7 +250,7 @@ async fn serve(orders: Orders) -> Result<()> {
                     }
                 }
                 Some(REPORT) => {
-                    let report = report(&agents, &heard, &tally);
+                    let report = report(&agents, &last_echoes, &tally);
                     let line = serde_json::to_string(&report).context("a report is JSON")?;
                     writeln!(std::io::stdout(), "{line}").context("the bench is gone")?;
                 }
@@ -272,9 +272,9 @@ async fn serve(orders: Orders) -> Result<()> {
                         cluster: cluster.clone(),
                         tally: Arc::clone(&tally),
                         loopback: Arc::clone(&loopback),
-                        heard: Arc::new(AtomicU32::new(u32::MAX)),
+                        last_echo: Arc::new(AtomicU32::new(u32::MAX)),
                     };
-                    heard.push(Arc::clone(&pod.heard));
+                    last_echoes.push(Arc::clone(&pod.last_echo));
                     tokio::spawn(pod.live());
                 }
                 agents.push(Agent { client, opened: 0 });
@@ -298,10 +298,10 @@ fn lines_of_standard_input() -> mpsc::Receiver<String> {
     receiver
 }
 
-fn report(agents: &[Agent], heard: &[Arc<AtomicU32>], tally: &Tally) -> Report {
+fn report(agents: &[Agent], last_echoes: &[Arc<AtomicU32>], tally: &Tally) -> Report {
     let mark = tally.marks.load(Relaxed);
     let mut report = Report {
-        beating: heard.iter().filter(|heard| heard.load(Relaxed) == mark).count(),
+        beating: last_echoes.iter().filter(|last_echo| last_echo.load(Relaxed) == mark).count(),
         broken: tally.broken.load(Relaxed),
         refused: tally.refused.load(Relaxed),
         unanswered: tally.unanswered.load(Relaxed),
@@ -346,7 +346,7 @@ impl Pod {
         loop {
             socket.write_all(&[0x17; MESSAGE_BYTES]).await?;
             timeout(SILENCE, socket.read_exact(&mut echo)).await??;
-            self.heard.store(self.tally.marks.load(Relaxed), Relaxed);
+            self.last_echo.store(self.tally.marks.load(Relaxed), Relaxed);
             sleep(BEAT).await;
         }
     }

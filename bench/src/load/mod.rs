@@ -1,8 +1,8 @@
 //! The load: TCP clients that behave the same towards every proxy.
 //!
-//! [`churn`] opens and ends connections, [`pingpong`] exchanges small messages, [`bulk`] moves many bytes,
-//! [`idle`] holds connections that rest, [`beside`] measures how long requests take while others crowd in,
-//! [`attack`] is clients that mean harm, [`konnectivity`] opens connections through a Konnectivity server.
+//! [`churn`] opens and ends connections. [`pingpong`] exchanges small messages, [`bulk`] moves many bytes.
+//! [`idle`] holds connections that rest. [`beside`] measures how long requests take while others crowd in.
+//! [`attack`] is clients that mean harm. [`konnectivity`] opens connections through a Konnectivity server.
 //! All are single epoll loops with plain non-blocking sockets: on one core beside the backend, the load must
 //! cost less than the cheapest proxy. [`tunnel`] speaks HTTP/2 CONNECT itself and is dearer; [`fleet`] is
 //! thousands of agents in processes of their own, [`konnectivity_agents`] a thousand in this one. These three

@@ -1,8 +1,8 @@
 //! Requests at a fixed pace, and how long each took.
 //!
-//! An open loop: each request has a moment at which it is due, and its time counts from there, whether or not
-//! the load or the proxy was ready for it. A closed loop would ask less while the proxy is slow and so hide
-//! what it looks for.
+//! An open loop: each request has a moment at which it is due. Its time counts from there, whether or not the
+//! load or the proxy was ready for it. A closed loop would ask less while the proxy is slow and so hide what
+//! it looks for.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,6 @@
 //! The proxies side by side: how each is configured, started, given a new cluster, and stopped.
 //!
-//! [`nginx`], [`haproxy`], [`envoy`] and [`portico`] each turn a [`Site`] into their own configuration;
+//! [`nginx`], [`haproxy`], [`envoy`] and [`portico`] each turn a [`Site`] into their own configuration.
 //! [`Running`] is a process of any of them, [`agent`] what goes with some of them on worker nodes. All are
 //! [`spawned`] on the proxies' core. [`konnectivity`] has pairs of its own.
 

@@ -14,8 +14,8 @@ use crate::hello::{Order, client_hello};
 use crate::load::{Dialer, greet_once};
 use crate::machine;
 
-/// How long a process may take to end after SIGTERM before it is killed: longer than a Konnectivity agent
-/// drains, and than a build that counts then takes to write what it has counted.
+/// How long a process may take to end after SIGTERM before it is killed. That is longer than a Konnectivity
+/// agent drains, and than a build that counts then takes to write what it has counted.
 const STOP: Duration = Duration::from_secs(15);
 
 /// A process that ends when this is dropped.

@@ -11,7 +11,7 @@ use crate::proxy::Proxy;
 use crate::report::{Bar, Row};
 
 /// From the first answered connection until the agent is taken to rest: it gives memory of its start back.
-const SETTLE: Duration = Duration::from_secs(3);
+const REST: Duration = Duration::from_secs(3);
 /// How long wake-ups are counted: several keep-alives of either make would fit.
 const WATCH: Duration = Duration::from_secs(10);
 /// As many as make a gateway; the agent knows nothing of them.
@@ -48,7 +48,7 @@ fn table(name: &str) -> [Row; 5] {
 fn watch(bench: &Bench, proxy: &dyn Proxy, number: usize, row: &str, table: &mut [Row; 5]) -> Result<()> {
     let pair = pair::start(bench, proxy, number, CLUSTERS, row)?;
     let agent = pair.agent();
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(REST);
     let (before, used_before) = (process::resting(agent)?, process::cpu_nanoseconds(agent)?);
     std::thread::sleep(WATCH);
     let (after, used_after) = (process::resting(agent)?, process::cpu_nanoseconds(agent)?);

@@ -1,7 +1,7 @@
 //! A new cluster: how long from writing it down until a client reaches it.
 //!
-//! The clock starts when the change is handed over (the finished files moved into place, the reload asked
-//! for) and stops when a client that tries again and again has its answer through the new name. Time the
+//! The clock starts when the change is handed over: the finished files are moved into place, the reload is
+//! asked for. It stops when a client that tries again and again has its answer through the new name. Time the
 //! proxy needs for reading its configuration counts; time this program needs for writing it does not.
 
 use std::time::Duration;

@@ -33,7 +33,7 @@ const PODS: usize = AGENTS / POD_EVERY;
 const LOOK: Duration = Duration::from_millis(100);
 /// How long agents may take to come, or to come back.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// How long the fleet is watched at rest, and how long it settles before.
+/// How long the fleet is watched at rest, and how long it rests before.
 const REST: Duration = Duration::from_secs(10);
 
 /// The rows of one run; none without a Portico.

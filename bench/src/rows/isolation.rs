@@ -3,12 +3,12 @@
 //!
 //! Three slices a round and proxy, in a random order:
 //! * *alone*: new connections to the other clusters and round trips on established ones, at a fixed modest
-//!   pace;
-//! * *answered*: beside them, 5,000 clients of one cluster come, are answered and sent away at once;
+//!   pace.
+//! * *answered*: beside them, 5,000 clients of one cluster come, are answered and sent away at once.
 //! * *black hole*: beside them, as many come as often for the cluster whose endpoint is silent.
 //!
-//! Load and backend share a core, so a crowd makes requests slower even where the proxy does nothing wrong;
-//! that is what *answered* is for, and why the bar is about the ratio to it. Every proxy gives an attempt to
+//! Load and backend share a core, so a crowd makes requests slower even where the proxy does nothing wrong.
+//! That is what *answered* is for, and why the bar is about the ratio to it. Every proxy gives an attempt to
 //! connect one second.
 
 use std::num::NonZeroU64;
@@ -36,7 +36,7 @@ const ANSWERING: usize = 60;
 /// From here on, clients leave as quickly as others come: every proxy gives an attempt to connect one second.
 const HEIGHT: Duration = Duration::from_secs(1);
 /// After the first look at the memory, which takes milliseconds of the load's time.
-const SETTLE: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_millis(500);
 /// Length of the part that is recorded, in slices of other rows: by default all 5,000 clients come once in
 /// it.
 const SLICES: u32 = 3;
@@ -46,7 +46,7 @@ const NOISE: f64 = 1.1;
 /// What as many connections at rest may take (the bar of that row, 2,048 bytes each).
 const MOST_MEGABYTES: f64 = CLIENTS as f64 * 2048.0 / 1e6;
 
-/// Beside whom the requests are made.
+/// What the requests are made beside.
 #[derive(Clone, Copy, Debug)]
 enum Beside {
     Nobody,
@@ -151,7 +151,7 @@ impl Subject {
         let mut slice = self.slice(beside)?;
         slice.run(HEIGHT)?;
         let rising = process::memory_bytes(pid)?;
-        slice.run(SETTLE)?;
+        slice.run(WARM_UP)?;
         slice.record();
         slice.run(length)?;
         let most = rising.max(process::memory_bytes(pid)?);

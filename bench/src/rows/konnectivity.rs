@@ -32,7 +32,7 @@ const AT_ONCE: usize = 1;
 const IDLE: usize = 900;
 const WARM_UP: usize = 50;
 /// From the last work until a process is taken to rest: it gives memory back.
-const SETTLE: Duration = Duration::from_secs(3);
+const REST: Duration = Duration::from_secs(3);
 /// Connections whose frontend has stopped reading, and how many bytes the backend has for each.
 const STOPPED: usize = 4;
 const ENDLESS: u64 = 1 << 40;
@@ -159,7 +159,7 @@ fn at_rest(bench: &Bench, makes: &Makes) -> Result<Vec<Row>> {
         let agent = agent.apart(&bench.dir)?;
         let pair = start(bench, "rest", number, (server, &agent), Mode::HttpConnect)?;
         drop(pair.front.open_all(WARM_UP, Order::Answer)?);
-        std::thread::sleep(SETTLE);
+        std::thread::sleep(REST);
         let [before_server, before_agent] = memory(&pair)?;
         server_row.add(name, before_server / 1e6);
         agent_row.add(name, before_agent / 1e6);
@@ -202,7 +202,7 @@ fn stopped(bench: &Bench, makes: &Makes, mode: Mode<'_>) -> Result<Vec<Row>> {
             continue;
         };
         let stopped = pair.front.stop_reading(STOPPED, Order::Send(ENDLESS))?;
-        std::thread::sleep(SETTLE);
+        std::thread::sleep(REST);
         match round_trips(&socket, &message, length)? {
             Some(beside) => {
                 let (alone, beside) = (p99_of(alone)?, p99_of(beside)?);

@@ -1,4 +1,4 @@
-//! A thousand Konnectivity agents at a group of three servers: do all connect to each, what does it cost, and
+//! A thousand Konnectivity agents at a group of three servers. Do all connect to each, what does it cost, and
 //! do all come back when one server is killed and started?
 //!
 //! The agents are Portico's at either make of server (`load::konnectivity_agents`), over mutual TLS. The
@@ -25,7 +25,7 @@ const PORTS: u16 = 3;
 const LOOK: Duration = Duration::from_millis(50);
 /// How long agents may take to come, to notice that a server is gone, or to come back.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long they are watched at rest, and how long they settle before.
+/// How long they are watched at rest, and how long they rest before.
 const REST: Duration = Duration::from_secs(10);
 
 /// The rows of one run.

@@ -1,10 +1,10 @@
 //! The rows of the table: which proxies run, which load they get, what is read.
 //!
 //! [`rounds`] holds the method for everything that is measured as CPU per unit of work; [`steady`] applies it
-//! to connections, messages and bytes, [`footprint`] reads memory, [`change`] adds clusters, [`isolation`] is
+//! to connections, messages and bytes. [`footprint`] reads memory. [`change`] adds clusters. [`isolation`] is
 //! about clusters beside one that has fallen silent, [`hostile`] about clients that mean harm. [`pair`]
-//! measures gateway and agent together, [`agent`] the agent at rest, [`tunnels`] what becomes of streams when
-//! a cluster is added, [`fleet`] ten thousand agents and a gateway that restarts. [`konnectivity`]
+//! measures gateway and agent together, [`agent`] the agent at rest. [`tunnels`] is what becomes of streams
+//! when a cluster is added, [`fleet`] ten thousand agents and a gateway that restarts. [`konnectivity`]
 //! measures its server and agent, [`konnectivity_agents`] three servers with a thousand agents.
 
 use std::path::PathBuf;

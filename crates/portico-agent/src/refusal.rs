@@ -1,6 +1,7 @@
 //! Every reason why a pod's connection is not carried, and every way one ends.
 //!
-//! The names are those of metrics and access lines. They are stable. `tests/all/refusals.rs` provokes each.
+//! The names are those of metrics and access lines. They are stable. `tests/all/refusals.rs` provokes each
+//! reason, and `tests/all/ends.rs` each end.
 
 use portico_tunnel::client::OpenError;
 use portico_tunnel::{End, Side, StatusCode};

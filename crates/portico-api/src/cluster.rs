@@ -212,7 +212,7 @@ pub struct HostingSpec {
     /// Users of identity providers, in Kubernetes' own words.
     #[serde(deserialize_with = "or_default")]
     pub authentication_configuration: SecretRef,
-    /// Other ways to decide who may do what.
+    /// Other ways to decide which user may do what.
     pub authorization_config: Option<Value>,
     /// Encryption of Secrets.
     #[serde(deserialize_with = "or_default")]

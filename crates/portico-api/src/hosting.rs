@@ -208,7 +208,7 @@ pub struct AuditLogging {
 /// What an audit log records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AuditPreset {
-    /// Who did what to which object, for every request.
+    /// Which user did what to which object, for every request.
     #[default]
     Metadata,
     /// Bodies of requests that change something, too; not of Secrets. Without noise.

@@ -112,7 +112,7 @@ pub(crate) fn decide(own: &Own, folder: Folder, initialized: bool, Answer(member
                 .to_owned(),
         ),
         None => Step::Wait,
-        Some(members) => match own.place(members) {
+        Some(members) => match own.registered(members) {
             Some(member) if member.started => Step::Remove { id: member.id },
             Some(_) => Step::Existing { ring: own.ring_of(members) },
             None if members.len() < own.ring.len() => Step::Add,
@@ -127,8 +127,8 @@ pub(crate) fn decide(own: &Own, folder: Folder, initialized: bool, Answer(member
 }
 
 impl Own {
-    /// The member in this one's place.
-    fn place<'a>(&self, members: &'a [Member]) -> Option<&'a Member> {
+    /// The member that is registered with this one's URL, or else with its name.
+    fn registered<'a>(&self, members: &'a [Member]) -> Option<&'a Member> {
         let by_url = members.iter().find(|member| member.peer_urls.contains(&self.peer_url));
         by_url.or_else(|| members.iter().find(|member| member.name == self.name))
     }

@@ -1,8 +1,8 @@
 //! What planning costs: `cargo run --release -p portico-expose --example scale [CLUSTERS]` (10,000 if not
 //! given).
 //!
-//! Prints the time of the first plan of all clusters, of one change, and of a change of the Seed, and the
-//! memory of the planner (growth of the process's resident set; Linux only).
+//! Prints the time of the first plan of all clusters, of one change, and of a change of the Seed. Prints the
+//! memory of the planner too: growth of the process's resident set (Linux only).
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 

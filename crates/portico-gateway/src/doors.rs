@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_while_connections_end_misses_none_that_was_open_or_a_use() {
+    fn a_look_while_connections_end_misses_none_that_was_open_or_a_use() {
         const CONNECTIONS: u64 = 20_000;
         let doors = Doors::default();
         std::thread::scope(|scope| {

@@ -5,7 +5,7 @@
 //! A new reason is a line here, its cause where it arises, and its provocation in `tests/all/outcomes.rs`,
 //! which fails without one.
 
-use portico_tunnel::reset;
+use portico_tunnel::reset::{self, DISMISSED, Reason};
 use portico_wire::alert::Description;
 use serde::Serialize;
 
@@ -47,14 +47,17 @@ struct Row {
     side: Side,
     alert: Option<Description>,
     status: Option<u16>,
+    goaway: Option<Reason>,
     message: &'static str,
 }
 
-/// Writes [`Refusal`] from its rows: `Variant: label value, side, TLS alert, HTTP status, sentence`.
+/// Writes [`Refusal`] from its rows: `Variant: label value, side, TLS alert, HTTP status, code of GOAWAY,
+/// sentence`.
 macro_rules! refusals {
     ($(
         $(#[$doc:meta])*
-        $variant:ident: $word:literal, $side:ident, $alert:expr, $status:expr, $message:literal;
+        $variant:ident: $word:literal, $side:ident, $alert:expr, $status:expr, $goaway:expr,
+            $message:literal;
     )*) => {
         /// Why a client was not connected.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,7 +73,8 @@ macro_rules! refusals {
                 match self {
                     $(Self::$variant => {
                         let side = Side::$side;
-                        Row { word: $word, side, alert: $alert, status: $status, message: $message }
+                        let (alert, status, goaway) = ($alert, $status, $goaway);
+                        Row { word: $word, side, alert, status, goaway, message: $message }
                     })*
                 }
             }
@@ -80,76 +84,77 @@ macro_rules! refusals {
 
 refusals! {
     /// The client left, or was gone, before it sent where it wants to go: port scans and TCP health checks.
-    ClosedEarly: "closed_early", Downstream, None, None,
+    ClosedEarly: "closed_early", Downstream, None, None, None,
         "the client left before it said where it wants to go";
     /// The client sent nothing useful within the hello timeout.
-    TooSlow: "too_slow", Downstream, None, Some(408),
+    TooSlow: "too_slow", Downstream, None, Some(408), None,
         "the client did not say in time where it wants to go";
     /// The first bytes are no ClientHello, request or PROXY header, whichever was due.
-    Malformed: "malformed", Downstream, None, Some(400),
+    Malformed: "malformed", Downstream, None, Some(400), None,
         "the first bytes are not what this listener serves";
     /// A PROXY header from a hop that is not trusted, or a required one missing.
-    ProxyHeader: "proxy_header", Downstream, None, None,
+    ProxyHeader: "proxy_header", Downstream, None, None, None,
         "the PROXY header is missing, or its sender is not trusted";
     /// A ClientHello without a server name.
-    NoServerName: "no_server_name", Downstream, Some(Description::UnrecognizedName), None,
+    NoServerName: "no_server_name", Downstream, Some(Description::UnrecognizedName), None, None,
         "the ClientHello carries no server name";
     /// A name, authority or port that no Service exposes.
-    Unknown: "unknown", Downstream, Some(Description::UnrecognizedName), Some(404),
+    Unknown: "unknown", Downstream, Some(Description::UnrecognizedName), Some(404), None,
         "nothing is exposed under this name";
     /// Exposed, but no endpoint is ready.
-    NotReady: "not_ready", Upstream, Some(Description::InternalError), Some(503),
+    NotReady: "not_ready", Upstream, Some(Description::InternalError), Some(503), None,
         "exposed, but no endpoint is ready";
     /// Not on the cluster's allow list.
-    NotAllowed: "not_allowed", Downstream, Some(Description::AccessDenied), Some(403),
+    NotAllowed: "not_allowed", Downstream, Some(Description::AccessDenied), Some(403), None,
         "the client's address is not on the allow list of this cluster";
     /// The identity shown opens another cluster.
-    NotAuthorized: "not_authorized", Downstream, None, Some(403),
+    NotAuthorized: "not_authorized", Downstream, None, Some(403), None,
         "the client's identity opens nothing under this name";
     /// No identity was shown where one is needed, or none that is valid.
-    Unauthenticated: "unauthenticated", Downstream, None, Some(401),
+    Unauthenticated: "unauthenticated", Downstream, None, Some(401), None,
         "the client showed no identity that is valid here";
     /// The API server that knows what the token is worth could not be asked.
-    ReviewFailed: "review_failed", Upstream, None, Some(503),
+    ReviewFailed: "review_failed", Upstream, None, Some(503), None,
         "the API server that reviews the token could not be asked";
     /// Too many requests of the cluster or in all wait for a token review.
-    MaxReviewsWaiting: "max_reviews_waiting", Gateway, None, Some(429),
+    MaxReviewsWaiting: "max_reviews_waiting", Gateway, None, Some(429), None,
         "too many requests wait for a token review; try again";
     /// The cluster has as many connections as its budget admits.
-    MaxConnections: "max_connections", Gateway, Some(Description::InternalError), Some(429),
+    MaxConnections: "max_connections", Gateway, Some(Description::InternalError), Some(429), None,
         "the cluster has reached its maximum of connections";
     /// The connections of the cluster hold as much of the gateway's descriptors or memory as is left.
-    FairShare: "fair_share", Gateway, Some(Description::InternalError), Some(429),
+    FairShare: "fair_share", Gateway, Some(Description::InternalError), Some(429), Some(DISMISSED),
         "the cluster holds as much of what the gateway can carry as is left for all others";
     /// The cluster gets more new connections a second than its budget admits.
-    ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), Some(429),
+    ConnectionRate: "connection_rate", Gateway, Some(Description::InternalError), Some(429), None,
         "the cluster has reached its maximum of new connections per second";
     /// It had not yet sent where it wants to go when its slot was needed for the next connection.
-    MaxHandshakes: "max_handshakes", Gateway, None, None,
+    MaxHandshakes: "max_handshakes", Gateway, None, None, None,
         "too many connections are still saying where they want to go";
     /// An unauthenticated connection that stayed so for too long, or whose slot was needed for the next one.
-    MaxUnauthenticated: "unproven", Gateway, None, Some(429),
+    MaxUnauthenticated: "unproven", Gateway, None, Some(429), Some(DISMISSED),
         "too many connections have not shown an identity that is accepted";
-    /// A tunnel connection that sent frames which cost work and carry nothing, or one it did not finish.
-    Flood: "flood", Downstream, None, None,
+    /// A tunnel connection that sent frames which cost work and carry nothing, or one it did not finish. A
+    /// request on one whose requests are cancelled in masses.
+    Flood: "flood", Downstream, None, Some(429), Some(DISMISSED),
         "the connection sent more than any client needs, or did not finish what it began";
     /// Too many connections of the cluster wait for an endpoint to accept.
-    MaxConnecting: "max_connecting", Gateway, Some(Description::InternalError), Some(503),
+    MaxConnecting: "max_connecting", Gateway, Some(Description::InternalError), Some(503), None,
         "too many connections of this cluster wait for an endpoint to accept";
     /// Every endpoint tried refused or was unreachable.
-    ConnectFailed: "connect_failed", Upstream, Some(Description::InternalError), Some(502),
+    ConnectFailed: "connect_failed", Upstream, Some(Description::InternalError), Some(502), None,
         "no endpoint accepted the connection";
     /// No endpoint answered in time.
-    ConnectTimedOut: "connect_timed_out", Upstream, Some(Description::InternalError), Some(504),
+    ConnectTimedOut: "connect_timed_out", Upstream, Some(Description::InternalError), Some(504), None,
         "no endpoint answered in time";
     /// The endpoint is a listener of this gateway: the connection would come back in.
-    OwnListener: "own_listener", Gateway, Some(Description::InternalError), Some(508),
+    OwnListener: "own_listener", Gateway, Some(Description::InternalError), Some(508), None,
         "the endpoint is a listener of this gateway";
     /// This process has no descriptor left for the upstream connection.
-    OutOfDescriptors: "out_of_descriptors", Gateway, Some(Description::InternalError), Some(503),
+    OutOfDescriptors: "out_of_descriptors", Gateway, Some(Description::InternalError), Some(503), None,
         "the gateway is out of file descriptors";
     /// Another method than CONNECT.
-    Method: "method", Downstream, None, Some(405),
+    Method: "method", Downstream, None, Some(405), None,
         "only CONNECT is served here";
 }
 
@@ -172,6 +177,12 @@ impl Refusal {
     /// The HTTP status of the response to a CONNECT request; `None` where it gets none.
     pub fn status(self) -> Option<u16> {
         self.row().status
+    }
+
+    /// The error code of the GOAWAY that an HTTP/2 client gets, where its connection ends for this reason.
+    /// The tunnel sends it, to which tests compare this.
+    pub fn goaway(self) -> Option<u32> {
+        self.row().goaway.map(u32::from)
     }
 
     /// The sentence for people.
@@ -274,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_has_the_status_of_each_reason() {
+    fn the_manual_has_the_status_and_goaway_of_each_reason() {
         let manual = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md"));
         for refusal in Refusal::ALL {
             let row = manual.lines().find(|line| line.starts_with(&format!("| `{}` |", refusal.reason())));
@@ -285,6 +296,7 @@ mod tests {
                 Some(status) => assert!(statuses.contains(&status), "{refusal:?}: {seen}"),
                 None => assert!(statuses.is_empty(), "{refusal:?}: {seen}"),
             }
+            assert_eq!(seen.contains("GOAWAY"), refusal.goaway().is_some(), "{refusal:?}: {seen}");
         }
     }
 

@@ -52,7 +52,7 @@ impl Session {
     }
 
     /// Keeps the gateway from having ended for as long as the session lives.
-    pub(crate) fn hold(&mut self, alive: Alive) {
+    pub(crate) fn set_alive(&mut self, alive: Alive) {
         self.alive = Some(alive);
     }
 

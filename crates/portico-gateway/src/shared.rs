@@ -211,7 +211,7 @@ impl Shared {
         let now = self.now();
         if let Some(upstream) = refused.upstream {
             upstream.cluster.count_refusal(refused.refusal);
-            // One whose fault it is finds no way in that it could lose.
+            // A client that is itself the cause does not count as a user of this way in.
             if refused.refusal.side() != Side::Downstream {
                 upstream.cluster.count_turned_away(refused.listener.kind(), refused.client.ip(), now);
             }

@@ -78,7 +78,7 @@ pub(crate) fn template(
     if !secrets.is_empty() {
         spec["imagePullSecrets"] = secrets.iter().map(|name| json!({"name": name})).collect();
     }
-    place(&mut spec, facts, app, placement);
+    set_placement(&mut spec, facts, app, placement);
     json!({"metadata": metadata, "spec": spec})
 }
 
@@ -101,7 +101,7 @@ fn annotations<'a>(facts: &Facts<'_>, programs: impl Iterator<Item = &'a Program
     annotations
 }
 
-fn place(spec: &mut Value, facts: &Facts<'_>, app: &str, placement: &Placement<'_>) {
+fn set_placement(spec: &mut Value, facts: &Facts<'_>, app: &str, placement: &Placement<'_>) {
     if !placement.tolerations.is_empty() {
         spec["tolerations"] = json!(placement.tolerations);
     }

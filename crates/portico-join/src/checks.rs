@@ -134,8 +134,8 @@ impl Findings {
         let port = config["port"].as_u64().unwrap_or(PORT);
         if u16::try_from(port).map_or(true, is_taken) {
             self.fail(format!(
-                "port {port} of the kubelet is not free: `ss -ltnp 'sport = :{port}'` says who has it; a \
-                 kubelet that runs already is stopped by systemctl stop kubelet"
+                "port {port} of the kubelet is not free: `ss -ltnp 'sport = :{port}'` says which process \
+                 has it; a kubelet that runs already is stopped by systemctl stop kubelet"
             ));
         }
     }

@@ -114,10 +114,10 @@ impl Tried<'_> {
 
 #[cfg(test)]
 mod tests {
+    use portico_lab::refusing::Refusing;
     use std::net::TcpListener;
 
     use serde_json::json;
-    use tokio::net::TcpSocket;
 
     use super::*;
 
@@ -134,10 +134,8 @@ mod tests {
     async fn one_gateway_of_several_is_enough_and_another_node_may_reach_konnectivity() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let open = listener.local_addr().unwrap();
-        // It has a port that nobody else gets, and does not listen.
-        let silent = TcpSocket::new_v4().unwrap();
-        silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let closed = silent.local_addr().unwrap();
+        let refusing = Refusing::start().unwrap();
+        let closed = refusing.address();
         assert_eq!(lines(&format!("konnectivity {open}\ntunnel {open}\n")).await, "");
         let found = lines(&format!("tunnel {open}\ntunnel {closed}\n")).await;
         assert!(found.starts_with(&format!("WARN no answer at {closed}, a gateway")), "{found}");

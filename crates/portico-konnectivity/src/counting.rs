@@ -69,9 +69,9 @@ impl PacketCounts {
     }
 }
 
-/// Counts one at the place of `word` among `words`.
-pub(crate) fn count(words: &[&'static str], counters: &[AtomicU64], word: &str) {
-    if let Some(counter) = words.iter().position(|known| *known == word).and_then(|at| counters.get(at)) {
+/// Counts one at the index of `name` among `names`.
+pub(crate) fn count(names: &[&'static str], counters: &[AtomicU64], name: &str) {
+    if let Some(counter) = names.iter().position(|known| *known == name).and_then(|at| counters.get(at)) {
         counter.fetch_add(1, Relaxed);
     }
 }

@@ -308,6 +308,8 @@ impl Write for Stream {
 
 #[cfg(test)]
 mod tests {
+    use portico_lab::refusing::Refusing;
+
     use super::*;
 
     #[test]
@@ -361,7 +363,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_connection_says_what_was_tried_and_where() {
-        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let refusing = Refusing::start().unwrap();
+        let address = refusing.address();
         let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
         let uri = format!("https://{address}/version").parse().unwrap();
         let error = connect(Arc::new(dialer), uri).await.err().unwrap().to_string();

@@ -1,9 +1,8 @@
 //! Control groups: the processes of a lab, and room for a node's pods.
 //!
-//! Every process of a lab starts inside the lab's control group and its children, containers and
-//! their shims included, cannot leave it. So teardown asks the kernel instead of a list of process
-//! ids: what is in the group is the lab's, what is not is not touched, and nothing is missed
-//! because it detached itself.
+//! Every process of a lab starts inside the lab's control group and its children, containers and their shims
+//! included, cannot leave it. So teardown asks the kernel instead of a list of process ids. What is in the
+//! group is the lab's, what is not is not touched, and nothing is missed because it detached itself.
 //!
 //! Version 1 (one directory per controller) and version 2 (one directory in all) are both served;
 //! see `docs/lab.md` for which of them this was tried on.
@@ -189,8 +188,8 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Kills `pid` if it still is the process that was found in the group: the descriptor pins the
-    /// process, so an id that was given to a stranger meanwhile is noticed.
+    /// Kills `pid` if it still is the process that was found in the group. The descriptor pins the process,
+    /// so an id that was given to a stranger meanwhile is noticed.
     fn kill_member(&self, pid: i32) {
         let Some(pid) = Pid::from_raw(pid) else { return };
         let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { return };

@@ -1,9 +1,9 @@
 //! A Kubernetes control plane: files, command lines, and the three programs on a host.
 //!
-//! The same files and command lines serve both places a control plane runs in a lab: as processes
-//! on a host ([`ControlPlane`], for the seed and for stories without one) and as containers in the
-//! seed ([`UserCluster`](crate::UserCluster)). Kubeconfigs name certificates relative to
-//! themselves, so the directory works wherever it is mounted.
+//! The same files and command lines serve both places a control plane runs in a lab. It runs as processes on
+//! a host ([`ControlPlane`], for the seed and for stories without one), or as containers in the seed
+//! ([`UserCluster`](crate::UserCluster)). Kubeconfigs name certificates relative to themselves, so the
+//! directory works wherever it is mounted.
 
 use std::fs;
 use std::net::Ipv4Addr;

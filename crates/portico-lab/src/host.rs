@@ -2,7 +2,7 @@
 //!
 //! The view is a mount namespace in which `/etc/hosts` and `/etc/resolv.conf` are the lab's, and the
 //! places that container programs share machine-wide (`/run/containerd`, `/var/lib/cni`, ...) are
-//! empty and private. Everything else is the machine's. One sleeping process, the *keeper*, holds
+//! empty and private. Everything else is the machine's. One sleeping process, the *mount holder*, holds
 //! that namespace; other programs enter it with `nsenter`. When the last process of the host dies
 //! the kernel undoes every mount the kubelet and containerd ever made, so teardown has none to find.
 //!
@@ -49,7 +49,7 @@ struct Inner {
     address: Ipv4Addr,
     /// The file that names the mount namespace.
     mounts: PathBuf,
-    _keeper: Process,
+    _mount_holder: Process,
     lab: Lab,
 }
 
@@ -78,9 +78,10 @@ impl Host {
         let cgroup = lab.cgroup().child(name).child("system");
         cgroup.make()?;
         fs::create_dir_all(lab.dir().join(name))?;
-        let keeper = keep_mounts(lab, name, &cgroup)?;
-        let mounts = PathBuf::from(format!("/proc/{}/ns/mnt", keeper.pid()));
-        let inner = Inner { name: name.to_owned(), address, mounts, _keeper: keeper, lab: lab.clone() };
+        let mount_holder = hold_mounts(lab, name, &cgroup)?;
+        let mounts = PathBuf::from(format!("/proc/{}/ns/mnt", mount_holder.pid()));
+        let inner =
+            Inner { name: name.to_owned(), address, mounts, _mount_holder: mount_holder, lab: lab.clone() };
         Ok(Host { inner: Arc::new(inner) })
     }
 
@@ -231,8 +232,8 @@ fn contained(cgroup: &Cgroup) -> Result<Command> {
     Ok(command)
 }
 
-/// Starts the keeper of a host's mounts and waits until they are in place.
-fn keep_mounts(lab: &Lab, name: &str, cgroup: &Cgroup) -> Result<Process> {
+/// Starts the process that holds a host's mounts, and waits until they are in place.
+fn hold_mounts(lab: &Lab, name: &str, cgroup: &Cgroup) -> Result<Process> {
     for place in PRIVATE {
         fs::create_dir_all(place).with_context(|| format!("making {place}"))?;
     }
@@ -257,14 +258,14 @@ fn keep_mounts(lab: &Lab, name: &str, cgroup: &Cgroup) -> Result<Process> {
         "-c",
     ]);
     command.arg(script);
-    let keeper = Process::start(lab, &format!("{name}-mounts"), command)?;
-    let program = Path::new("/proc").join(keeper.pid().to_string()).join("comm");
+    let mount_holder = Process::start(lab, &format!("{name}-mounts"), command)?;
+    let program = Path::new("/proc").join(mount_holder.pid().to_string()).join("comm");
     wait::until(&format!("the mounts of host {name}"), Duration::from_secs(20), || {
-        keeper.check()?;
+        mount_holder.check()?;
         match fs::read_to_string(&program)?.trim() {
             "sleep" => Ok(()),
             other => bail!("still at {other}"),
         }
     })?;
-    Ok(keeper)
+    Ok(mount_holder)
 }

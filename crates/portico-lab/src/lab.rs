@@ -315,8 +315,8 @@ fn lock_number(number: u8) -> Result<Option<File>> {
 /// Processes go first: pods and shims are in the lab's control group as well, and with the last
 /// process of a host its mounts go too (see [`crate::host`]).
 ///
-/// A process that got out of the control group would be a mistake of the lab's; it is reported
-/// rather than killed, since only the group proves that a process is the lab's.
+/// A process that got out of the control group would be a mistake of the lab's. It is reported rather than
+/// killed, since only the group proves that a process is the lab's.
 fn take_down(number: u8) -> Result<()> {
     cgroup_of(number).kill()?;
     let escaped = users_of(&dir_of(number))?;

@@ -1,6 +1,6 @@
 //! Hosts, firewalls and real Kubernetes on one machine, for tests and contributors.
 //!
-//! A [`Lab`] is a small network of its own: [`Host`]s are network namespaces on one switch, each with an
+//! A [`Lab`] is a small network of its own. [`Host`]s are network namespaces on one switch, each with an
 //! address, a `hosts` file and [`firewall`] rules that a test puts up and takes down. On hosts run
 //! [`Process`]es, and out of processes come real Kubernetes parts: [`Etcd`], [`ControlPlane`], [`Node`].
 //! [`Seed`] puts them together as a one-node cluster, in which a [`UserCluster`] runs as pods. [`wait`] waits
@@ -45,6 +45,7 @@ pub mod operated;
 pub mod pki;
 pub mod process;
 pub mod programs;
+pub mod refusing;
 pub mod seed;
 pub mod steps;
 pub mod user_cluster;

@@ -1,7 +1,7 @@
 //! A real node: containerd with runc, kubelet and kube-proxy on a host.
 //!
-//! Settings that look odd are explained where they stand; most of them are what it takes to run
-//! several nodes beside each other on a machine that itself is a container or a small VM.
+//! Settings that look odd are explained where they stand. Most of them are what it takes to run several nodes
+//! beside each other on a machine that itself is a container or a small VM.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -189,7 +189,7 @@ impl Node {
     }
 
     /// The processes of the pod with this UID whose program has this name, such as `portico` (at most 15
-    /// bytes of it): for stories that kill or freeze what runs in a pod.
+    /// bytes of it). For stories that kill or freeze what runs in a pod.
     pub fn pod_processes(&self, uid: &str, program: &str) -> Result<Vec<Pid>> {
         let mut pids = self.pids_of_pod(uid)?;
         pids.retain(|&pid| of_pid(pid, "comm").trim_end() == program);

@@ -1,6 +1,6 @@
-//! A seed on which the operator is installed as the README says, and everything else by it: the gateway and
-//! its certificate, three user clusters, one for each strategy, their addresses, and what belongs inside
-//! them. Control planes are the lab's own, as of people who bring one.
+//! A seed on which the operator is installed as the README says, and everything else by it. That is the
+//! gateway and its certificate, three user clusters, one for each strategy, their addresses, and what belongs
+//! inside them. Control planes are the lab's own, as where people bring one.
 //!
 //! The story `operated` goes on from here, and so does `portico demo --kubernetes`.
 
@@ -60,8 +60,8 @@ pub struct Operated {
 }
 
 impl Operated {
-    /// Installs the operator on a seed that knows Portico's image and that of user clusters, and waits until
-    /// each cluster is reached from outside and, `with_workers`, everything inside it is made.
+    /// Installs the operator on a seed that knows Portico's image and that of user clusters. Waits until each
+    /// cluster is reached from outside and, `with_workers`, everything inside it is made.
     pub fn start(seed: Seed, steps: &Steps, with_workers: bool) -> Result<Operated> {
         let lab = seed.host().lab().clone();
         let client = lab.host("client")?;

@@ -1,9 +1,9 @@
 //! Supervised processes: logs in a file, ended with the test.
 //!
-//! A process starts in the lab's control group, in its host's namespaces, and with a parent-death
-//! signal, so that it ends with the test however the test ends. The kernel sends that signal when
-//! the *thread* that started the child ends; tests start children from threads that come and go,
-//! so all of them are started by one thread that stays (`spawn`).
+//! A process starts in the lab's control group, in its host's namespaces, and with a parent-death signal, so
+//! that it ends with the test however the test ends. The kernel sends that signal when the *thread* that
+//! started the child ends. Tests start children from threads that come and go, so all of them are started by
+//! one thread that stays (`spawn`).
 
 use std::fs::{self, File};
 use std::io;

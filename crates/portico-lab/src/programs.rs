@@ -236,10 +236,10 @@ pub fn etcd_tag() -> Result<String> {
     Ok(format!("{}-0", version.trim_start_matches('v')))
 }
 
-/// The directory with upstream's Konnectivity, built first if `lab/konnectivity` changed since the last time:
-/// `server`, `agent`, `test-client` and `test-server` as released; `suite`, its own integration tests;
-/// `frontend`, which opens connections through a server as kube-apiserver does, for clients that speak TCP;
-/// and `webhook`, an admission webhook for pods.
+/// The directory with upstream's Konnectivity, built first if `lab/konnectivity` changed since the last time.
+/// In it are `server`, `agent`, `test-client` and `test-server` as released, and `suite`, upstream's own
+/// integration tests. `frontend` opens connections through a server as kube-apiserver does, for clients that
+/// speak TCP. `webhook` is an admission webhook for pods.
 pub fn konnectivity() -> Result<PathBuf> {
     const UPSTREAM: &str = "sigs.k8s.io/apiserver-network-proxy";
     let module = Module {

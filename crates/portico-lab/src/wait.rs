@@ -1,8 +1,8 @@
 //! Waiting for a condition, never for a time.
 //!
-//! Real programs start when they start. A test polls what it needs to be true and gets, when the
-//! deadline passes, the last reason why it was not: "waited 60 s for node seed to be Ready: the
-//! container runtime is down" instead of a bare timeout.
+//! Real programs start when they start. A test polls what it needs to be true. When the deadline passes, it
+//! gets the last reason why it was not. It reads "waited 60 s for node seed to be Ready: the container
+//! runtime is down" instead of a bare timeout.
 
 use std::thread;
 use std::time::{Duration, Instant};

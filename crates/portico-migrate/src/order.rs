@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use portico_api::exposed_cluster::ExposedClusterSpec;
-use portico_expose::migration::order::{Change, Order, change};
+use portico_expose::migration::order::{Order, OrderedChange, change};
 use portico_expose::migration::plan::{MigrationPlan, has_two_doors};
 use portico_kube::Client;
 use portico_kube::patch::{Patched, merge};
@@ -39,7 +39,7 @@ pub async fn write_order(
     seed: &LiveSeed,
     name: &str,
     order: &Order,
-) -> anyhow::Result<Result<Change, Refusal>> {
+) -> anyhow::Result<Result<OrderedChange, Refusal>> {
     let client = &seed.client;
     let (_, cluster) = read_cluster(client, name).await?;
     let Some(found) = record(client, &cluster).await? else { return Ok(Err(NOBODY.to_owned().into())) };
@@ -71,7 +71,7 @@ pub fn why_not(plan: &MigrationPlan) -> String {
 }
 
 /// Writes the change, as long as nobody else writes the Cluster in between; or why it is refused.
-async fn write(client: &Client, name: &str, order: &Order) -> anyhow::Result<Result<Change, String>> {
+async fn write(client: &Client, name: &str, order: &Order) -> anyhow::Result<Result<OrderedChange, String>> {
     for _ in 0..ATTEMPTS {
         let (object, cluster) = read_cluster(client, name).await?;
         let record: Option<ExposedClusterSpec> = record(client, &cluster).await?;

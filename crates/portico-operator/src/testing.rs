@@ -208,7 +208,7 @@ impl FakeApi {
     }
 
     /// Gives that Lease to a replica that is not there.
-    pub(crate) fn hold_lease(&self, holder: &str) {
+    pub(crate) fn give_lease_to(&self, holder: &str) {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {"name": FRONT_LEASE, "namespace": "portico", "resourceVersion": "1"},

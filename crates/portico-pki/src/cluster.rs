@@ -22,7 +22,8 @@ use crate::renewal::{Reason, renewed_at, wants_renewal};
 use crate::service_account::{BadKeys, ServiceAccountKeys};
 use crate::succession::ends;
 
-/// An authority is told of when less than this is left, as early as those of the seed announce a successor.
+/// The end of an authority is announced when less than this is left. Those of the seed announce a successor
+/// as early.
 const ANNOUNCED: SignedDuration = LIFETIME;
 
 /// What Secrets hold, by name and key.

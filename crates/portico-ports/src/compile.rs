@@ -86,7 +86,8 @@ struct ProductFile {
 struct Role {
     role: String,
     names: Vec<String>,
-    place: Place,
+    #[serde(rename = "place")]
+    address_kind: AddressKind,
     #[serde(default)]
     on: Vec<String>,
     #[serde(default)]
@@ -96,7 +97,7 @@ struct Role {
 
 #[derive(Deserialize, Debug)]
 #[serde(rename_all = "kebab-case")]
-enum Place {
+enum AddressKind {
     Machines,
     Network,
 }
@@ -200,7 +201,7 @@ fn product(
         ),
     );
     for (index, role) in roles.iter().enumerate() {
-        let Role { role: word, names, place, on, includes, meaning } = role;
+        let Role { role: word, names, address_kind, on, includes, meaning } = role;
         let is_role = |other: &&String| !roles.iter().any(|role| role.role == **other);
         if let Some(other) = includes.iter().chain(on).find(is_role) {
             return Err(at(file, &tree, &format!("roles[{index}]"), &format!("{other:?} is no role here")));
@@ -208,8 +209,9 @@ fn product(
         push(
             out,
             format_args!(
-                "Role {{ product: {key:?}, key: {word:?}, names: &{names:?}, place: Place::{place:?}, on: \
-                 &{on:?}, includes: &{includes:?}, meaning: {meaning:?} }},\n"
+                "Role {{ product: {key:?}, key: {word:?}, names: &{names:?}, \
+                 address_kind: AddressKind::{address_kind:?}, on: &{on:?}, includes: &{includes:?}, \
+                 meaning: {meaning:?} }},\n"
             ),
         );
     }

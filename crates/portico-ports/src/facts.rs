@@ -135,6 +135,8 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use portico_api::strategy::ExposeStrategy;
 
     use super::*;
@@ -146,6 +148,10 @@ mod tests {
         assert_eq!(fact.values(), all);
         let costs: Vec<_> = model::cluster_costs().iter().map(|cost| cost.strategy).collect();
         assert_eq!(costs, all, "what a cluster takes is in limits.yaml");
+        let rows = model::product("portico").unwrap().rows.iter();
+        let conditions = rows.flat_map(|row| row.conditions).filter(|condition| condition.fact == "strategy");
+        let named: BTreeSet<_> = conditions.flat_map(|condition| condition.values).copied().collect();
+        assert_eq!(named, BTreeSet::from(all), "what flows with a strategy is in portico.yaml");
     }
 
     #[test]

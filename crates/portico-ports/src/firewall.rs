@@ -1,8 +1,8 @@
 //! Rules of a firewall for one role: computed once, written in the language of each product.
 //!
-//! [`rules`] decides what is allowed, from the model, the facts and an inventory. It answers with what it
-//! would have to know ([`Missing`]) instead of opening anything to everybody. The files of this folder write
-//! the same [`Ruleset`] as nftables, iptables, cloud resources, policies and a ticket.
+//! [`rules`] decides what is allowed, from the model, the facts and an inventory. It returns what it would
+//! have to know ([`Missing`]) instead of opening anything to everybody. The files of this folder write the
+//! same [`Ruleset`] as nftables, iptables, cloud resources, policies and a ticket.
 
 mod aws;
 mod azure;

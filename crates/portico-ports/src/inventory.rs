@@ -18,7 +18,7 @@ use portico_yaml::{Content, Documents, Entry, Node};
 use serde_json::Value;
 
 use crate::facts::Facts;
-use crate::model::{self, Place, Role};
+use crate::model::{self, AddressKind, Role};
 
 /// The keyword for every address, of both families. Nothing else stands for all of them, and nothing is
 /// assumed to be.
@@ -227,7 +227,7 @@ impl Reader {
             }
         };
         for network in networks {
-            if network.prefix_len() == 0 && role.place == Place::Machines {
+            if network.prefix_len() == 0 && role.address_kind == AddressKind::Machines {
                 let message = format!("{}: {text:?} is every address there is", role.key);
                 return self.problem(node.line, message, "name the networks of these machines");
             }
@@ -266,7 +266,7 @@ impl Reader {
 
 /// Whether an address may have both roles.
 fn may_share(one: &Role, other: &Role, facts: &Facts) -> bool {
-    let is_network = one.place == Place::Network || other.place == Place::Network;
+    let is_network = one.address_kind == AddressKind::Network || other.address_kind == AddressKind::Network;
     let is_on = one.on.contains(&other.key) || other.on.contains(&one.key);
     let same_host = one.on.iter().any(|host| other.on.contains(host));
     let of_seed = |role: &Role| ["master", "seed"].contains(&role.key);

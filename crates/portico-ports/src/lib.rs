@@ -4,8 +4,8 @@
 //! [`model`] has its types. [`facts`] is what is known of an installation. [`flow`] has the rows that follow
 //! for it, [`site`] those for objects of a running one. [`diff`] tells what changes between two, and
 //! [`render`] makes tables. [`inventory`] says which addresses have which role, [`firewall`] which rules
-//! follow, [`in_force`] how rules in force differ. [`capacity`] counts what is left. [`nearest`] helps people
-//! who mistype a name.
+//! follow, [`in_force`] how rules in force differ. [`capacity`] counts what is left. [`nearest`] helps where
+//! a name is mistyped.
 //!
 //! Plain functions over plain values: nothing here opens a socket or reads a file.
 

@@ -33,7 +33,7 @@ pub struct Role {
     /// The names that the tables give it: `User cluster nodes`.
     pub names: &'static [&'static str],
     /// What its addresses are.
-    pub place: Place,
+    pub address_kind: AddressKind,
     /// Roles whose machines it may share.
     pub on: &'static [&'static str],
     /// Roles that it stands for together: a node is a master or a worker.
@@ -44,7 +44,7 @@ pub struct Role {
 
 /// What the addresses of a role are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum AddressKind {
     /// Machines of the installation, or a load balancer before them.
     Machines,
     /// Whatever is in a network: people, the internet, pods. Machines of other roles may be in it too.

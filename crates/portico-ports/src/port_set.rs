@@ -36,9 +36,9 @@ impl PortSet {
             }
             !touches
         });
-        let place = self.0.partition_point(|own| own.first() < first);
+        let index = self.0.partition_point(|own| own.first() < first);
         self.0.extend(PortRange::new(first, last));
-        self.0[place..].rotate_right(1);
+        self.0[index..].rotate_right(1);
     }
 
     /// Its ports that `other` has not.

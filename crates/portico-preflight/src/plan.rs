@@ -14,7 +14,7 @@ use portico_dial::Target;
 use portico_ports::facts::Facts;
 use portico_ports::flow::{Flow, Query};
 use portico_ports::inventory::{Addresses, Inventory};
-use portico_ports::model::{End, Place, Ports, Product, Protocol, Role, Row};
+use portico_ports::model::{AddressKind, End, Ports, Product, Protocol, Role, Row};
 use portico_ports::site::{NodePorts, Site as Needs};
 use rustls::RootCertStore;
 use thiserror::Error;
@@ -164,7 +164,7 @@ pub fn plan(site: &Site<'_>) -> Result<Plan, PlanError> {
     let mut incoming: Vec<(&Product, Flow)> = Vec::new();
     for word in site.roles {
         for role in portico_ports::model::role(site.products, word)? {
-            maker.place(role)?;
+            maker.locate(role)?;
         }
     }
     for &product in site.products {
@@ -237,7 +237,7 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     /// Finds this machine among those of the role.
-    fn place(&mut self, role: &'static Role) -> Result<(), PlanError> {
+    fn locate(&mut self, role: &'static Role) -> Result<(), PlanError> {
         let addresses = self.site.inventory.addresses(role).unwrap_or_default();
         let in_role = |here: &&IpAddr| addresses.networks.iter().any(|network| network.contains(*here));
         let found: Vec<IpAddr> = self.site.here.iter().filter(in_role).copied().collect();
@@ -354,9 +354,9 @@ impl Maker<'_> {
                 .port()
                 .filter(|port| TLS.contains(port))
                 .map(|_| Box::new(server(target.clone(), name, self.trust(role))));
-            let what = match (role.place, tls) {
+            let what = match (role.address_kind, tls) {
                 // The way to elsewhere may lead through a proxy, and ends at a service.
-                (Place::Network, Some(tls)) => What::Tls(tls),
+                (AddressKind::Network, Some(tls)) => What::Tls(tls),
                 (_, tls) => What::TcpByName { target, tls },
             };
             self.push(row, Direction::Out, ("this machine", name), (None, Some(*transport), what));
@@ -378,7 +378,10 @@ impl Maker<'_> {
                 Transport::Tcp(port) => {
                     let address = SocketAddr::new(to, port);
                     let via = self.via.entry(to).or_default();
-                    if role.place == Place::Machines && via.len() < MOST_VIA && !via.contains(&address) {
+                    if role.address_kind == AddressKind::Machines
+                        && via.len() < MOST_VIA
+                        && !via.contains(&address)
+                    {
                         via.push(address);
                     }
                     self.tcp(role, address)

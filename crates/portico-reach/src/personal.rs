@@ -38,7 +38,7 @@ const SLACK: Duration = Duration::from_mins(10);
 /// Most characters of the cluster's text that get into a message.
 const QUOTED: usize = 200;
 
-/// The way that `admin` has, with a certificate of this user, who is in this group: names of 1 to 64
+/// The way that `admin` has, with a certificate of this user, a member of this group: names of 1 to 64
 /// printable letters of ASCII. `lifetime` is [`SHORTEST_LIFETIME`] to `i32::MAX` seconds; that the cluster
 /// signs for less is logged.
 ///

@@ -153,8 +153,9 @@ fn node_port(index: usize, port: &ServicePort, findings: &mut Findings) -> Optio
         findings.error(
             "no-node-port",
             format!("spec.ports[{index}].nodePort"),
-            "no number is allocated yet",
-            "wait for Kubernetes to allocate one, or write one",
+            "no number is allocated",
+            "write a free one, or wait: Kubernetes allocates one, and for a directory the gateway, as soon \
+             as its range has one left",
         );
     }
     number

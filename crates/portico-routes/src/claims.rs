@@ -8,6 +8,9 @@
 //! A host name stays with its namespace while its Service is made anew. A claim that waits must not get the
 //! clients of the other for that moment. Nor must it get them for ever because it is the older by then. Such
 //! a name is *kept* until the Cluster goes or, without a Cluster, until another Service asks for it anew.
+//!
+//! A file may say anything of its age, or nothing. So in a directory the Service that has a key in force is
+//! its *holder*: it comes before all of its rank that ask later. After a start, age and name decide.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -52,6 +55,9 @@ pub(crate) struct Claims {
     kept: HashMap<RouteKey, KeptFor>,
     /// The keys of `kept` by namespace, the one kept first at the front.
     kept_by: HashMap<Arc<str>, SmallVec<[RouteKey; 1]>>,
+    /// The claim that holds a contested key, since it had the key in force when another asked for it. It is
+    /// one of `by_key`.
+    holders: HashMap<RouteKey, Claim>,
     /// The keys kept or let go since the last commit.
     kept_changes: BTreeSet<RouteKey>,
 }
@@ -78,6 +84,8 @@ pub(crate) struct Waiting<'a> {
 pub(crate) enum Because<'a> {
     /// Another comes first.
     Owned(&'a Claim),
+    /// Another comes first, since it had the key in force when others asked for it.
+    Held(&'a Claim),
     /// Another comes first, since its namespace had the key before.
     Returned(&'a Claim),
     /// It is kept for this namespace, which has no claim now.
@@ -111,9 +119,13 @@ impl Claim {
 }
 
 impl Claims {
-    /// Adds a claim to `key`. If the owner changes by that, returns the one before and the one now.
-    pub(crate) fn add(&mut self, key: RouteKey, claim: Claim) -> [Option<Claim>; 2] {
+    /// Adds a claim to `key`, which `holder` has in force. If the owner changes by that, returns the one
+    /// before and the one now.
+    pub(crate) fn add(&mut self, key: RouteKey, claim: Claim, holder: Option<Claim>) -> [Option<Claim>; 2] {
         let before = self.owner(&key).cloned();
+        if let Some(holder) = holder {
+            self.hold(&key, holder, &claim);
+        }
         let namespace = Arc::clone(&claim.service.key.namespace);
         let claims = self.by_key.entry(key.clone()).or_default();
         let position = claims.partition_point(|other| *other < claim);
@@ -136,6 +148,9 @@ impl Claims {
         claims.retain(|other| other != claim);
         if claims.is_empty() {
             self.by_key.remove(key);
+        }
+        if self.holders.get(key) == Some(claim) {
+            self.holders.remove(key);
         }
         if keep && before.as_ref() == Some(claim) && matches!(key, RouteKey::Host(_)) {
             self.keep(key, claim);
@@ -165,12 +180,18 @@ impl Claims {
     /// The claim that owns `key`.
     pub(crate) fn owner(&self, key: &RouteKey) -> Option<&Claim> {
         let first = self.by_key.get(key)?.first()?;
-        let Some(kept) = self.kept.get(key) else { return Some(first) };
-        match self.claims_from(key, &kept.namespace).next() {
-            Some(returned) if returned.rank == first.rank => Some(returned),
-            None if kept.rank <= first.rank => None,
-            _ => Some(first),
-        }
+        let returned = match self.kept.get(key) {
+            Some(kept) => {
+                let returned = self.claims_from(key, &kept.namespace).next();
+                if returned.is_none() && kept.rank <= first.rank {
+                    return None;
+                }
+                returned
+            }
+            None => None,
+        };
+        let mut before_the_first = self.holders.get(key).into_iter().chain(returned);
+        before_the_first.find(|claim| claim.rank == first.rank).or(Some(first))
     }
 
     /// Whether one of `services` claims `key`.
@@ -216,9 +237,15 @@ impl Claims {
         changes.collect()
     }
 
-    /// Whether no key is claimed or kept.
+    /// Forgets the holders of the keys that one Service alone claims by now.
+    pub(crate) fn forget_holders(&mut self) {
+        let by_key = &self.by_key;
+        self.holders.retain(|key, _| by_key.get(key).is_some_and(|claims| claims.len() > 1));
+    }
+
+    /// Whether no key is claimed, held or kept.
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_key.is_empty() && self.kept.is_empty() && self.kept_by.is_empty()
+        self.by_key.is_empty() && self.holders.is_empty() && self.kept.is_empty() && self.kept_by.is_empty()
     }
 
     /// Whether anyone else claims `key`.
@@ -231,17 +258,29 @@ impl Claims {
         let contested =
             self.by_key.iter().filter(|(key, claims)| claims.len() > 1 || self.kept.contains_key(*key));
         contested.flat_map(move |(key, claims)| {
-            let (owner, first) = (self.owner(key), claims.first());
+            let (owner, first, holder) = (self.owner(key), claims.first(), self.holders.get(key));
             let waiting = claims.iter().filter(move |claim| owner != Some(*claim));
             waiting.filter_map(move |claim| {
                 let because = match owner {
                     Some(owner) if first == Some(owner) => Because::Owned(owner),
+                    Some(owner) if holder == Some(owner) => Because::Held(owner),
                     Some(owner) => Because::Returned(owner),
                     None => Because::Kept(self.kept_for(key)?),
                 };
                 Some(Waiting { key, claim, because })
             })
         })
+    }
+
+    /// Notes that `holder` has `key` in force while `claim` asks for it.
+    fn hold(&mut self, key: &RouteKey, holder: Claim, claim: &Claim) {
+        if holder == *claim {
+            // It asks anew, since something about it changed. Another may hold the key, which it took by its
+            // rank.
+            self.holders.entry(key.clone()).or_insert(holder);
+        } else {
+            self.holders.insert(key.clone(), holder);
+        }
     }
 
     fn keep(&mut self, key: &RouteKey, claim: &Claim) {
@@ -342,7 +381,7 @@ mod tests {
     fn claims(seconds: &[i64]) -> Claims {
         let mut claims = Claims::default();
         for &second in seconds {
-            claims.add(KEY, claim(second));
+            claims.add(KEY, claim(second), None);
         }
         claims
     }

@@ -42,6 +42,7 @@ impl RouteIndex {
                 self.services.remove(&service);
             }
         }
+        self.claims.forget_holders();
         let mut changes = difference.in_order();
         // `RouteTable::host` looks up the exact host before wildcards. So a kept host matters only while it
         // has no owner.

@@ -5,8 +5,9 @@
 //! changed. A burst of changes is many `apply` and one `commit`. The routes of a commit cost in proportion to
 //! the change. Beside that it looks once through the Services by which the gateway may be reached.
 //!
-//! The routes depend on the objects alone, not on the order of their arrival. An unchanged object that is
-//! applied again changes nothing.
+//! The routes depend on the objects, and not on the order of their arrival. The exceptions are in `claims`:
+//! a name that is kept, and a key that a Service of a directory holds. An unchanged object that is applied
+//! again changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -185,7 +186,8 @@ impl RouteIndex {
 
     pub(crate) fn add_claims(&mut self, service: &Arc<ServiceFacts>) {
         for (key, claim) in self.claims_of(service) {
-            let owners = self.claims.add(key.clone(), claim);
+            let holder = self.in_force(&key, &claim);
+            let owners = self.claims.add(key.clone(), claim, holder);
             self.follow_claim(&key, owners);
         }
     }
@@ -202,6 +204,20 @@ impl RouteIndex {
                 self.mark(owners);
             }
         }
+    }
+
+    /// The claim whose Service has `key` since the last commit: that of its owner, or `claim`, which asks for
+    /// it. In a seed cluster age decides, as for KKP's proxy, and it need not be known.
+    fn in_force(&self, key: &RouteKey, claim: &Claim) -> Option<Claim> {
+        if self.settings.in_kubernetes {
+            return None;
+        }
+        let owner = self.claims.owner(key).filter(|owner| owner.service.key != claim.service.key)?;
+        let has_it = |claim: &&Claim| {
+            let entry = self.services.get(&claim.service.key);
+            entry.is_some_and(|entry| entry.published.iter().any(|route| route.key == *key))
+        };
+        [owner, claim].into_iter().find(has_it).cloned()
     }
 
     fn follow_claim(&mut self, key: &RouteKey, owners: [Option<Claim>; 2]) {

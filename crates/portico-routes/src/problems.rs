@@ -65,10 +65,13 @@ impl RouteIndex {
         };
         let object = named(loser);
         let (message, remedy) = match because {
-            Because::Owned(winner) if winner.service.key == loser.key => {
+            Because::Owned(winner) | Because::Held(winner) | Because::Returned(winner)
+                if winner.service.key == loser.key =>
+            {
                 (same_service(key, winner, claim), remedy.to_owned())
             }
-            Because::Owned(winner) => reason_and_remedy(key, remedy, winner, claim),
+            Because::Held(winner) if winner.rank == claim.rank => held(key, remedy, winner),
+            Because::Owned(winner) | Because::Held(winner) => reason_and_remedy(key, remedy, winner, claim),
             Because::Returned(winner) => (
                 format!("{key} belongs to {}, whose namespace had it before", named(&winner.service)),
                 remedy.to_owned(),
@@ -81,7 +84,9 @@ impl RouteIndex {
             ),
         };
         let message = match because {
-            Because::Owned(winner) | Because::Returned(winner) if self.only_loser_is_ready(winner, claim) => {
+            Because::Owned(winner) | Because::Held(winner) | Because::Returned(winner)
+                if self.only_loser_is_ready(winner, claim) =>
+            {
                 format!(
                     "{message}, though it has no ready endpoint and this one has: KKP would serve this one"
                 )
@@ -154,6 +159,16 @@ fn reason_and_remedy(key: &RouteKey, remedy: &str, winner: &Claim, loser: &Claim
         _ => format!("{key} belongs to {owner}: the namespace of a Cluster comes before any other"),
     };
     (message, remedy.to_owned())
+}
+
+/// Why `holder` has `key`, though another is older or comes first by name.
+fn held(key: &RouteKey, remedy: &str, holder: &Claim) -> (String, String) {
+    let owner = named(&holder.service);
+    let message = format!(
+        "{key} belongs to {owner}, which had it before; age or name would decide otherwise, and will when \
+         the gateway starts again"
+    );
+    (message, format!("{remedy}, or remove {owner}"))
 }
 
 /// What decided between two of one rank.

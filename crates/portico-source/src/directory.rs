@@ -33,7 +33,7 @@ use crate::index::{ManifestIndex, Signature};
 use crate::object::Object;
 use crate::problems::{log_new, summarised};
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
-use crate::walk::{Limits, MAX_FILE, is_manifest, no_file, signature, walk};
+use crate::walk::{Limits, MAX_FILE, is_dangling, is_manifest, leads_nowhere, no_file, signature, walk};
 use crate::watch::Watcher;
 
 /// Pause between two rescans, for what inotify does not tell. A rescan costs some 2 µs a file.
@@ -244,12 +244,25 @@ impl Worker {
         match std::fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => self.read_folder(path),
             Ok(metadata) if path.file_name().is_some_and(is_manifest) => {
-                self.clear_trouble(path);
-                self.read(&path.into(), signature(&metadata), unfinished);
+                if metadata.is_file() {
+                    self.clear_trouble(path);
+                    self.read(&path.into(), signature(&metadata), unfinished);
+                } else {
+                    self.report(path, unreadable(path, &no_file()));
+                }
             }
             Ok(_) => self.gone(path),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.gone(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.not_found(path),
             Err(error) => self.report(path, unreadable(path, &error)),
+        }
+    }
+
+    /// A path leads to nothing: it is gone, or is behind a link whose target is away.
+    fn not_found(&mut self, path: &Path) {
+        let mut below_root = path.ancestors().take_while(|ancestor| *ancestor != self.root);
+        match below_root.find(|ancestor| is_dangling(ancestor)) {
+            Some(link) => self.report(link, unreadable(link, &leads_nowhere())),
+            None => self.gone(path),
         }
     }
 
@@ -334,7 +347,7 @@ impl Worker {
                 let emit = &mut |change| outbox.push(change);
                 self.index.update(path, signature, &text, unfinished, emit);
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.gone(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.not_found(path),
             Err(error) => self.index.fail(path, signature, unreadable(path, &error)),
         }
     }
@@ -384,6 +397,7 @@ impl Worker {
     fn report(&mut self, path: &Path, problem: ManifestProblem) {
         self.trouble_changed |= self.trouble.get(path) != Some(&problem);
         self.trouble.insert(path.to_owned(), problem);
+        self.index.set_unreadable(path);
     }
 
     fn clear_trouble(&mut self, folder: &Path) {

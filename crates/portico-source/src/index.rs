@@ -225,6 +225,14 @@ impl ManifestIndex {
         self.put(path, File { signature, text: None, claims, problems: Box::new([problem]) });
     }
 
+    /// The same, where the problem is reported elsewhere, in place of those that the file had.
+    pub(crate) fn set_unreadable(&mut self, path: &Path) {
+        if let Some(file) = self.files.get_mut(path) {
+            file.text = None;
+            self.problems_changed |= !std::mem::take(&mut file.problems).is_empty();
+        }
+    }
+
     /// The file is gone. Its objects are released and wait for [`Self::resolve`].
     pub(crate) fn remove(&mut self, path: &Path) {
         if let Some(file) = self.files.remove(path) {

@@ -237,8 +237,13 @@ impl Walker {
                 0
             }
             Ok(_) => 0,
-            // Gone again, or a link that leads nowhere.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // Whatever its name: it may have led to a folder.
+                if is_dangling(&path) {
+                    self.found.failed.push((path, leads_nowhere()));
+                }
+                0
+            }
             // A link to something else than a manifest is nobody's loss.
             Err(_) if !is_manifest && kind.is_ok_and(|kind| kind.is_symlink()) => 0,
             Err(error) => {
@@ -260,6 +265,16 @@ fn too_much(what: &str) -> io::Error {
 /// Why a pipe, a socket or a device is not read: that might never end.
 pub(crate) fn no_file() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is a pipe, a socket or a device, and no regular file")
+}
+
+/// Why a link is not read whose target does not exist. That of an unmounted volume may come back.
+pub(crate) fn leads_nowhere() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "it is a link that leads nowhere")
+}
+
+/// Whether a path that was not found is a link.
+pub(crate) fn is_dangling(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
 /// Identifies this version of a file.
@@ -328,6 +343,7 @@ mod tests {
         assert_eq!(names(folder.path()), ["x.yaml"]);
         let found = walk(folder.path(), Limits::USUAL, &mut |_| {});
         assert_eq!(found.repeated, [folder.path().join("self")]);
+        assert_eq!(found.failed[0].0, folder.path().join("dangling.yaml"));
     }
 
     #[test]

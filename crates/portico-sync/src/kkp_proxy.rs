@@ -235,8 +235,8 @@ impl KkpProxy {
             object.clone(),
             "KKP's nodeport-proxy-updater keeps its ports".into(),
             format!(
-                "scale that to 0 before `portico front --service {}` runs, so that they do not fight; the \
-                 load balancer's address and node ports stay",
+                "scale that to 0 before `portico front --service {}` runs, so that they do not revert \
+                 each other; the load balancer's address and node ports stay",
                 front.metadata.key()
             ),
         )];

@@ -47,6 +47,8 @@ pub struct Activity {
     /// unanswered requests and the connection itself. Evicted, the connection ends.
     from_peer: Reservation,
     authenticated: AtomicBool,
+    /// Until it authenticates, the connection has one of a bounded number of slots in place of the memory.
+    has_slot: bool,
     /// The part of `from_peer` that an unfinished frame takes. `frame` is the number of that frame, 0 for
     /// none.
     frame_bytes: AtomicUsize,
@@ -57,7 +59,7 @@ pub struct Activity {
     freed: Notify,
     /// Bytes came since this was last asked.
     received: AtomicBool,
-    seen: Arc<LastSeen>,
+    seen: LastSeen,
     /// Streams have queued bytes since the connection was last polled.
     queued: AtomicBool,
     /// How often the connection had nothing left to write.
@@ -85,12 +87,13 @@ impl Activity {
             behind: AtomicUsize::default(),
             from_peer: Reservation::new(budgets, Duration::ZERO),
             authenticated: AtomicBool::new(true),
+            has_slot: false,
             frame_bytes: AtomicUsize::default(),
             frame: AtomicU64::default(),
             requests: AtomicU32::default(),
             freed: Notify::new(),
             received: AtomicBool::default(),
-            seen: Arc::new(LastSeen { begun: Instant::now(), millis: AtomicU64::default() }),
+            seen: LastSeen { begun: Instant::now(), millis: AtomicU64::default() },
             queued: AtomicBool::default(),
             flushes: AtomicU64::default(),
             flushed: Notify::new(),
@@ -108,9 +111,19 @@ impl Activity {
         self
     }
 
+    /// This activity for a peer that has not authenticated, where slots bound the number of such connections,
+    /// and so what they hold. Until it authenticates, what it has begun does not count. So whatever
+    /// authenticated peers hold does not end it.
+    #[must_use]
+    pub fn in_slot(mut self) -> Self {
+        self.has_slot = true;
+        self.authenticated.store(false, Relaxed);
+        self
+    }
+
     /// The client has authenticated.
     pub fn authenticate(&self) {
-        if !self.authenticated.swap(true, Relaxed) {
+        if !self.authenticated.swap(true, Relaxed) && !self.has_slot {
             self.from_peer.release(UNAUTHENTICATED);
             self.from_peer.set_first(false);
         }
@@ -131,6 +144,7 @@ impl Activity {
     /// The peer has sent part of a frame, for which h2 holds so many bytes.
     pub(crate) fn unfinished(&self, bytes: usize, frame: Option<u64>) {
         self.frame.store(frame.unwrap_or(0), Relaxed);
+        let bytes = if self.has_slot && !self.is_authenticated() { 0 } else { bytes };
         let before = self.frame_bytes.swap(bytes, Relaxed);
         if before != bytes {
             // In this order, or each frame of a transfer would look like the one before, still waiting.
@@ -172,9 +186,10 @@ impl Activity {
         received
     }
 
-    /// When bytes were last found, also after the end of the connection.
-    pub fn last_seen(&self) -> &Arc<LastSeen> {
-        &self.seen
+    /// How long ago a call of [`Self::take_received`] last found bytes. KeepAlive calls it once an interval,
+    /// and the response to its PING counts.
+    pub fn last_seen(&self) -> Duration {
+        self.seen.elapsed()
     }
 
     /// So many bytes that h2 has written wait for a socket that takes no more.
@@ -234,8 +249,8 @@ impl Activity {
         self.to_peer.poll_evicted(cx).map(|()| reason)
     }
 
-    /// Whether the connection has to end.
-    pub(crate) fn is_evicted(&self) -> bool {
+    /// Whether the connection has to end, because others need the memory.
+    pub fn is_evicted(&self) -> bool {
         self.to_peer.is_evicted() || self.from_peer.is_evicted()
     }
 
@@ -279,10 +294,9 @@ impl Activity {
     }
 }
 
-/// When a call of [`Activity::take_received`] last found bytes. KeepAlive calls it once an interval, and the
-/// response to its PING counts.
+/// When bytes were last found.
 #[derive(Debug)]
-pub struct LastSeen {
+struct LastSeen {
     begun: Instant,
     /// After `begun`.
     millis: AtomicU64,
@@ -294,8 +308,7 @@ impl LastSeen {
         self.millis.store(u64::try_from(millis).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// How long ago that was.
-    pub fn elapsed(&self) -> Duration {
+    fn elapsed(&self) -> Duration {
         self.begun.elapsed().saturating_sub(Duration::from_millis(self.millis.load(Relaxed)))
     }
 }
@@ -314,7 +327,7 @@ impl Drop for Unanswered {
     }
 }
 
-/// The place of one stream in the line for room on its connection.
+/// The turn of one stream in the queue for room on its connection.
 #[derive(Default)]
 pub struct RoomTurn {
     /// Set only while there is none.
@@ -400,6 +413,20 @@ mod tests {
         assert_eq!(held.len(), ROOM / CHUNK);
         assert_eq!(process.held(), held.len() * CHUNK);
         drop(held);
+        assert_eq!(process.held(), 0);
+    }
+
+    #[test]
+    fn of_a_connection_in_a_slot_nothing_counts_until_it_has_authenticated() {
+        let process = MemoryBudget::new(64 << 20);
+        let activity = Activity::new(&process).in_slot();
+        activity.unfinished(10_000, Some(1));
+        assert_eq!((process.held(), activity.unfinished_frame()), (0, Some(1)));
+        activity.authenticate();
+        assert_eq!(process.held(), 0);
+        activity.unfinished(10_000, Some(1));
+        assert_eq!(process.held(), 10_000);
+        activity.unfinished(0, None);
         assert_eq!(process.held(), 0);
     }
 

@@ -5,7 +5,7 @@
 //! its streams, and [`RoomTurn`] bounds the bytes that wait for the peer. [`Bridge`] joins a stream with a
 //! socket; [`read_chunk`] reads a socket as it does.
 
-pub use crate::activity::{Activity, LastSeen, RoomTurn};
+pub use crate::activity::{Activity, RoomTurn};
 pub use crate::bridge::{Bridge, LEAVING};
 pub use crate::cause::cause;
 pub use crate::chunk::{CHUNK, read as read_chunk};

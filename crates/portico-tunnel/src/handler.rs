@@ -142,6 +142,9 @@ pub enum BadRequest {
     TooSlow,
     /// As many as may wait on a connection do, and the client has not authenticated.
     TooManyWait,
+    /// As many requests as its connection may have streams were cancelled before their answer within a
+    /// second.
+    TooManyCancelled,
 }
 
 impl BadRequest {
@@ -155,6 +158,10 @@ impl BadRequest {
             Self::TooManyWait => {
                 "too many requests wait on a connection that has shown no accepted identity; wait for an \
                  answer"
+            }
+            Self::TooManyCancelled => {
+                "too many requests of this connection were cancelled before their answer; try again in a \
+                 second"
             }
         }
     }

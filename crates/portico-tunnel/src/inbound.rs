@@ -35,6 +35,10 @@ const SMALLEST_DATA: u64 = 4 * BYTES_A_FRAME;
 /// still sends such frames in answer.
 const SMALLEST_TURN: u64 = 4 * BYTES_A_FRAME;
 
+/// Of a client that has not authenticated so many bytes of data count as one frame. All its requests may have
+/// sent 64 KiB ahead.
+const UNPAID_DATA: u32 = 1024;
+
 /// The cost of a SETTINGS frame, in frames: it may change the window of every stream. A peer sends one.
 const SETTINGS: u32 = 32;
 
@@ -82,8 +86,8 @@ pub enum Flood {
     /// More frames that cost work and carry nothing than any client needs.
     #[error("frames that carry nothing came faster than any client needs them")]
     Rate,
-    /// More requests cancelled within a second than a connection may have streams. Or h2 has had enough of
-    /// them, of frames that continue headers, or of frames for streams that have ended.
+    /// h2 has had enough of requests that are cancelled before it has passed them on, of frames that continue
+    /// headers, or of frames for streams that have ended.
     #[error(
         "requests were cancelled, headers continued or ended streams used more often than a client needs"
     )]
@@ -340,7 +344,7 @@ impl Inbound {
 
     fn charge(&mut self, header: Header, limits: Limits) -> Result<(), Flood> {
         let cost = match header.kind {
-            kind::DATA if header.length > 0 || header.has(END_STREAM) => {
+            kind::DATA if limits.is_paid && (header.length > 0 || header.has(END_STREAM)) => {
                 self.carried += u64::from(header.length).max(SMALLEST_DATA);
                 return Ok(());
             }
@@ -350,6 +354,8 @@ impl Inbound {
                 return Ok(());
             }
             kind::HEADERS => limits.request,
+            // Nothing that it sends is carried yet, and what comes for refused requests is in no budget.
+            kind::DATA if !limits.is_paid => 1 + header.length / UNPAID_DATA,
             // END_STREAM is ACK here.
             kind::SETTINGS if !header.has(END_STREAM) => SETTINGS,
             _ => 1,
@@ -444,6 +450,18 @@ mod tests {
             inbound.scan(&mut frame(kind::DATA, 1)).unwrap();
         }
         assert!(inbound.take_read() >= STREAM_WINDOW as usize);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn data_before_an_identity_is_bounded_by_its_bytes() {
+        let mut inbound = Inbound::unauthenticated();
+        inbound.scan(&mut [0; PREFACE as usize]).unwrap();
+        let full = [vec![0, 0x40, 0, kind::DATA, 0, 0, 0, 0, 1], vec![0; 0x4000]].concat();
+        // What all its requests may send ahead, and then as much again.
+        for _ in 0..8 {
+            inbound.scan(&mut full.clone()).unwrap();
+        }
+        assert_eq!((0..8).find_map(|_| inbound.scan(&mut full.clone()).err()), Some(Flood::Rate));
     }
 
     #[tokio::test(start_paused = true)]

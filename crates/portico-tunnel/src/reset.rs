@@ -1,9 +1,10 @@
-//! The codes of RST_STREAM by which a client learns how its tunnel ended (RFC 9113, section 7).
+//! The codes of RST_STREAM and GOAWAY by which a client learns how its tunnel ended (RFC 9113, section 7).
 
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use h2::{Reason, SendStream};
+pub use h2::Reason;
+use h2::SendStream;
 
 /// The connection behind the tunnel was reset or broke.
 pub const BROKEN: Reason = Reason::CONNECT_ERROR;
@@ -11,6 +12,8 @@ pub const BROKEN: Reason = Reason::CONNECT_ERROR;
 pub const CUT: Reason = Reason::CANCEL;
 /// It held bytes that its receiver did not take, and others needed the memory.
 pub const MEMORY: Reason = Reason::ENHANCE_YOUR_CALM;
+/// Its connection ended with all of its streams, by GOAWAY: the client costs more than it may.
+pub const DISMISSED: Reason = Reason::ENHANCE_YOUR_CALM;
 
 /// How a stream was reset, if it was. For one that is over: nothing wakes its task afterwards.
 pub fn of(stream: &mut SendStream<Bytes>) -> Option<Reason> {

@@ -4,9 +4,9 @@
 //! record_hello OUT_FILE PROGRAM [ARGUMENT...]
 //! ```
 //!
-//! Listens on a free loopback port, starts the program with `{port}` in its arguments replaced by that port,
-//! reads its hello with the parser of this crate, writes the bytes to the file, refuses the client with the
-//! alert the gateway would send, and prints what was read: a line for `corpus/expected.tsv`. What the client
+//! Listens on a free loopback port and starts the program; `{port}` in its arguments becomes that port. The
+//! parser of this crate reads the hello, whose bytes go to the file. The client is refused with the alert
+//! that the gateway would send. What was read is printed: a line for `corpus/expected.tsv`. What the client
 //! says about the alert goes to stderr as it is.
 
 use std::env;

@@ -12,8 +12,8 @@ use crate::{offline, verb};
 /// The front door of hosted Kubernetes control planes.
 ///
 /// A seed cluster hosts the control planes of many user clusters. Portico makes each of them reachable, by
-/// TCP port, by server name or by CONNECT authority, and reads what to expose from a directory of manifests
-/// or from the seed's Kubernetes API.
+/// TCP port, by server name or by CONNECT authority. What to expose it reads from a directory of manifests or
+/// from the seed's Kubernetes API.
 #[derive(Debug, Parser)]
 #[command(name = "portico", version = env!("PORTICO_VERSION"), max_term_width = 110)]
 #[command(arg_required_else_help = true, disable_help_subcommand = true)]
@@ -140,10 +140,10 @@ Examples:
     /// Make this machine a node of a cluster that Portico hosts
     ///
     /// `portico join token CLUSTER` prints the whole command. This one runs as root on the machine, which has
-    /// containerd and a kubelet: it asks the cluster, whose authority --ca-hash pins, looks for what would
-    /// keep the machine out, writes the files of the kubelet under the names that kubeadm gives them, starts
-    /// it, and waits until it has its certificate. Running it again does no harm. Exit code 1 if something
-    /// keeps the machine out: then nothing was written.
+    /// containerd and a kubelet. It asks the cluster, whose authority --ca-hash pins. It looks for what
+    /// would keep the machine out. Then it writes the files of the kubelet under the names that kubeadm gives
+    /// them, starts it, and waits until it has its certificate. Running it again does no harm. Exit code 1 if
+    /// something keeps the machine out: then nothing was written.
     #[command(after_help = "\
 Examples:
   On the machine of an administrator, for any number of machines within a day:
@@ -212,9 +212,9 @@ Examples:
     /// Find every problem in a directory of manifests, or in a live seed
     ///
     /// Prints each with file, line, object and remedy. Exit code 1 if one of them is an error. Of a live seed
-    /// (--kubeconfig), or a copy of its objects, a dry run: what each cluster would get from Portico, where
-    /// that differs from what KKP's nodeport-proxy does today, and what is to be done. An error is then
-    /// something that would break. Nothing is written.
+    /// (--kubeconfig), or a copy of its objects, it is a dry run. It says what each cluster would get from
+    /// Portico, where that differs from what KKP's nodeport-proxy does today, and what is to be done. An
+    /// error is then something that would break. Nothing is written.
     #[command(after_help = "\
 Examples:
   portico check manifests/
@@ -288,7 +288,7 @@ Examples:
     portico migrate --selector team=a --to Tunneling --max-parallel 5 --wait=3h
     portico migrate --selector team=a --finish")]
     Migrate(Box<verb::migrate::Flags>),
-    /// List network requirements: who talks to whom, on which ports, under which condition
+    /// List network requirements: what talks to what, on which ports, under which condition
     ///
     /// Of KKP, Kublr and Portico, from one model. What is known of an installation narrows the list: its
     /// strategy, its network plugin, other facts (--set). With --manifests or --kubeconfig, the requirements
@@ -329,12 +329,12 @@ Examples:
     Firewall(verb::firewall::Command),
     /// Prove from a real machine that every port it needs is open
     ///
-    /// Tries each required flow of the machine's roles towards every machine of the inventory, and, where
-    /// `portico preflight --listen` runs there, the way back: TCP, UDP, IP-in-IP, name servers, TLS with its
-    /// chain, the path MTU, clocks, ports that are taken here. Each result names the row of the model, what
-    /// was seen, and who has to change what. Changes nothing, and is safe on machines in production: at a
-    /// pace, and with not a byte to a service that is not asked for TLS. Exit code 1 if a flow does not work
-    /// or could not be proven.
+    /// Tries each required flow of the machine's roles towards every machine of the inventory. Where `portico
+    /// preflight --listen` runs there, the way back is tried too. What is tried: TCP, UDP, IP-in-IP, name
+    /// servers, TLS with its chain, the path MTU, clocks, ports that are taken here. Each result names the
+    /// row of the model, what was seen, and who has to change what. Changes nothing, and is safe on machines
+    /// in production: at a pace, and with not a byte to a service that is not asked for TLS. Exit code 1 if a
+    /// flow does not work or could not be proven.
     #[command(after_help = "\
 Examples:
   On every machine, before anything is installed (inventory.yaml: `worker: [10.0.1.1, 10.0.1.2]`):
@@ -350,14 +350,14 @@ Examples:
     Preflight(Box<verb::preflight::flags::Flags>),
     /// Try it: three user clusters, one per expose strategy, on this machine
     ///
-    /// Starts a gateway, a node agent and three stand-in API servers on loopback, with certificates and
-    /// kubeconfigs in a temporary folder, and prints lines to paste for curl, kubectl and openssl. Needs
+    /// Starts a gateway, a node agent and three stand-in API servers on loopback. Certificates and
+    /// kubeconfigs are in a temporary folder. Prints lines to paste for curl, kubectl and openssl. Needs
     /// no root, no container engine and no Kubernetes. A port that is taken is stepped over. Ctrl-C stops
     /// it and removes the folder.
     ///
-    /// With --kubernetes, the same with nothing stood in for: a seed cluster where the operator makes the
-    /// gateway and three user clusters with real API servers and workers, until Ctrl-C, which takes
-    /// everything down. Starts the program portico-lab of Portico's checkout ($PORTICO_LAB, beside this
+    /// With --kubernetes, the same with nothing stood in for. It is a seed cluster where the operator makes
+    /// the gateway, and three user clusters with real API servers and workers. They run until Ctrl-C, which
+    /// takes everything down. Starts the program portico-lab of Portico's checkout ($PORTICO_LAB, beside this
     /// one, or on the PATH); if that or something it runs is missing, says what to do.
     #[command(after_help = "\
 Examples:

@@ -42,11 +42,11 @@ impl Finding {
         }
     }
 
-    /// A finding about an object. `place` is its place in a file, if that is known.
-    pub(crate) fn of_object(problem: &Problem, place: Option<Location>) -> Self {
+    /// A finding about an object. `location` is where it is in a file, if that is known.
+    pub(crate) fn of_object(problem: &Problem, location: Option<Location>) -> Self {
         Self {
-            file: place.as_ref().map(|place| place.file.display().to_string()),
-            line: place.map_or(0, |place| place.line),
+            file: location.as_ref().map(|location| location.file.display().to_string()),
+            line: location.map_or(0, |location| location.line),
             severity: problem.severity,
             reason: problem.reason,
             object: Some(problem.object.clone()),

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::backoff::RepairBackoff;
 use super::check::check;
 use super::error::AddressError;
-use super::host::{ALIAS, Change, Changes, Host};
+use super::host::{ALIAS, Changes, Host, HostChange};
 use super::interface::{self, Placement};
 use super::settings::Settings;
 use super::users::Users;
@@ -293,11 +293,11 @@ impl Supervisor {
 }
 
 /// Whether a change may be about the address. An interface that was renamed still has the agent's alias.
-fn concerns(settings: &Settings, change: &Change) -> bool {
+fn concerns(settings: &Settings, change: &HostChange) -> bool {
     match change {
-        Change::Link(link) => link.name == settings.interface || &*link.alias == ALIAS,
-        Change::Address(held) => held.address == settings.address,
-        Change::Lost => true,
+        HostChange::Link(link) => link.name == settings.interface || &*link.alias == ALIAS,
+        HostChange::Address(held) => held.address == settings.address,
+        HostChange::Lost => true,
     }
 }
 

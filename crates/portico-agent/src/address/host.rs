@@ -353,7 +353,7 @@ fn to_io(error: rtnetlink::Error) -> io::Error {
 
 /// A notification of the kernel, as far as the address is concerned.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum HostChange {
     Link(Link),
     Address(Address),
     /// The kernel had to drop notifications.
@@ -379,7 +379,7 @@ impl Changes {
     }
 
     /// Returns the next change. Cancel-safe.
-    pub(super) async fn next(&mut self) -> io::Result<Change> {
+    pub(super) async fn next(&mut self) -> io::Result<HostChange> {
         loop {
             let message = tokio::select! {
                 biased;
@@ -395,12 +395,12 @@ impl Changes {
             use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
             let change = match message.payload {
                 NetlinkPayload::InnerMessage(NewLink(link) | DelLink(link)) => {
-                    Some(Change::Link(Link::from(&link)))
+                    Some(HostChange::Link(Link::from(&link)))
                 }
                 NetlinkPayload::InnerMessage(NewAddress(address) | DelAddress(address)) => {
-                    Address::read(&address).map(Change::Address)
+                    Address::read(&address).map(HostChange::Address)
                 }
-                NetlinkPayload::Overrun(_) => Some(Change::Lost),
+                NetlinkPayload::Overrun(_) => Some(HostChange::Lost),
                 _ => None,
             };
             if let Some(change) = change {

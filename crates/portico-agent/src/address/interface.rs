@@ -1,7 +1,8 @@
 //! The interface that holds the address: found, made, completed and removed here.
 //!
-//! An interface with the agent's alias is the agent's: a restarted agent adopts it. So is one without that
-//! does nothing for anybody ([`is_half_made`]): an agent was killed before it could set the alias.
+//! An interface with the agent's alias is the agent's: a restarted agent adopts it. An interface of the same
+//! name without an alias, and without any use, is too ([`is_half_made`]): an agent was killed before it could
+//! set the alias.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -31,7 +31,7 @@ impl Users {
     /// The file cannot be made or locked, or another process keeps it locked for itself.
     pub(super) async fn join(path: Option<&Path>) -> io::Result<Self> {
         let Some(path) = path else { return Ok(Self(None)) };
-        // Whoever may open it may lock it.
+        // A process that may open it may lock it.
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         let users = Self(Some(file));
         users.share().await?;

@@ -245,11 +245,11 @@ fn what_someone_removes_is_put_back_at_once() {
 
 #[test]
 fn an_address_that_is_removed_again_and_again_is_there_in_the_end() {
-    let lab = Lab::start("address-fight").unwrap();
+    let lab = Lab::start("address-removed").unwrap();
     let host = host(&lab, "a");
     let agent = Agent::start(&host, Settings::default()).unwrap();
-    let fight = "for i in 1 2 3 4 5 6 7 8 9 10; do ip link del portico 2>/dev/null; done; true";
-    host.run(&["sh", "-c", fight]).unwrap();
+    let removals = "for i in 1 2 3 4 5 6 7 8 9 10; do ip link del portico 2>/dev/null; done; true";
+    host.run(&["sh", "-c", removals]).unwrap();
     wait::until("the address to be back", SOON, || has_address(&host)).unwrap();
     assert!((1..=10).contains(&agent.status.repairs()));
     agent.end(End::Release);

@@ -13,21 +13,24 @@ use tokio::time::Instant;
 use crate::gateway::{Answer, Gateway, Upstream};
 use crate::node::{Node, Pod, no_access_log, settings, socket};
 
-/// The ends that have a test here.
-const PROVOKED: [(&str, &str); 8] = [
-    ("closed", "downstream"),
-    ("closed", "upstream"),
-    ("reset", "downstream"),
-    ("reset", "upstream"),
-    ("idle_timeout", "agent"),
-    ("drain_timeout", "agent"),
-    ("cancelled", "agent"),
-    ("memory", "agent"),
+/// The word of an end and its side.
+type Row = (&'static str, &'static str);
+
+/// The test of each end.
+const PROVOKED: [(Row, fn()); 8] = [
+    (("closed", "downstream"), closed_by_the_pod_first),
+    (("closed", "upstream"), closed_by_the_api_server_first),
+    (("reset", "downstream"), reset_by_the_pod),
+    (("reset", "upstream"), reset_by_the_api_server),
+    (("idle_timeout", "agent"), idle_for_longer_than_the_limit),
+    (("drain_timeout", "agent"), open_when_the_time_to_drain_is_over),
+    (("cancelled", "agent"), cancelled_with_the_thread_of_the_agent),
+    (("memory", "agent"), over_the_memory_budget_for_a_pod_that_does_not_read),
 ];
 
 #[test]
 fn every_end_is_provoked_here() {
-    assert_eq!(PROVOKED, ENDS);
+    assert_eq!(PROVOKED.map(|(end, _)| end), ENDS);
 }
 
 /// A connection that a gateway has opened.

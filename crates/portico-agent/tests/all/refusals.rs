@@ -1,38 +1,33 @@
 //! Each reason of a refusal, provoked over real sockets. The pod's connection is reset, and the reason is
 //! counted once.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::StatusCode;
 use portico_agent::Refusal;
 use portico_lab::clock::Clock;
+use portico_lab::refusing::Refusing;
 use tokio::time::Instant;
 
 use crate::gateway::{Answer, Gateway};
 use crate::node::{Node, OPEN_TIMEOUT};
 
-/// The reasons that have a test here.
-const PROVOKED: [&str; 9] = [
-    "too_many",
-    "too_many_waiting",
-    "refused",
-    "no_tunnel",
-    "full",
-    "unanswered",
-    "unsendable",
-    "stopping",
-    "left",
+/// The test of each reason.
+const PROVOKED: [(&str, fn()); 9] = [
+    ("too_many", too_many_is_a_connection_over_the_limit),
+    ("too_many_waiting", too_many_waiting_is_a_connection_over_the_limit_of_those_without_a_gateway),
+    ("refused", refused_is_what_the_gateway_says),
+    ("no_tunnel", no_tunnel_is_a_gateway_that_is_not_reached_in_time),
+    ("full", full_is_a_gateway_that_allows_no_further_stream_in_time),
+    ("unanswered", unanswered_is_a_gateway_that_breaks_the_stream_off),
+    ("unsendable", unsendable_is_an_authority_that_no_request_can_carry),
+    ("stopping", stopping_is_an_agent_that_drains_while_the_pod_waits),
+    ("left", left_is_a_pod_that_resets_while_it_waits),
 ];
 
-/// Where nothing listens.
-async fn nowhere() -> SocketAddr {
-    tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
-}
-
 #[test]
-fn every_word_is_provoked_here() {
-    assert_eq!(PROVOKED, Refusal::REASONS);
+fn every_reason_is_provoked_here() {
+    assert_eq!(PROVOKED.map(|(reason, _)| reason), Refusal::REASONS);
 }
 
 #[tokio::test]
@@ -50,7 +45,8 @@ async fn too_many_is_a_connection_over_the_limit() {
 #[tokio::test]
 async fn too_many_waiting_is_a_connection_over_the_limit_of_those_without_a_gateway() {
     let clock = Clock::new();
-    let node = Node::with(nowhere().await, |settings| settings.max_waiting = 1);
+    let nowhere = Refusing::start().unwrap();
+    let node = Node::with(nowhere.address(), |settings| settings.max_waiting = 1);
     let first = node.pod().await;
     clock.until("the first pod waits", || node.waiting() == 1).await;
     assert!(clock.by(node.pod().await.is_reset()).await);
@@ -70,7 +66,8 @@ async fn refused_is_what_the_gateway_says() {
 #[tokio::test]
 async fn no_tunnel_is_a_gateway_that_is_not_reached_in_time() {
     let clock = Clock::new();
-    let node = Node::start(nowhere().await);
+    let nowhere = Refusing::start().unwrap();
+    let node = Node::start(nowhere.address());
     let begin = Instant::now();
     assert!(clock.by(node.pod().await.is_reset()).await);
     assert_eq!(node.refusals(), ["no_tunnel"]);
@@ -115,7 +112,8 @@ async fn unsendable_is_an_authority_that_no_request_can_carry() {
 #[tokio::test]
 async fn stopping_is_an_agent_that_drains_while_the_pod_waits() {
     let clock = Clock::new();
-    let node = Node::start(nowhere().await);
+    let nowhere = Refusing::start().unwrap();
+    let node = Node::start(nowhere.address());
     let mut pod = node.pod().await;
     clock.until("the pod waits", || node.waiting() == 1).await;
     let begin = Instant::now();
@@ -128,7 +126,8 @@ async fn stopping_is_an_agent_that_drains_while_the_pod_waits() {
 #[tokio::test]
 async fn left_is_a_pod_that_resets_while_it_waits() {
     let clock = Clock::new();
-    let node = Node::with(nowhere().await, |settings| settings.max_waiting = 1);
+    let nowhere = Refusing::start().unwrap();
+    let node = Node::with(nowhere.address(), |settings| settings.max_waiting = 1);
     let pod = node.pod().await;
     clock.until("the pod waits", || node.waiting() == 1).await;
     let begin = Instant::now();

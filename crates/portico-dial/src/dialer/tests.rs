@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use portico_lab::log_lines::LogLines;
 use portico_lab::pki::Pki;
+use portico_lab::refusing::Refusing;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -82,9 +83,9 @@ impl Proxy {
 async fn the_request_names_the_gateway_and_bytes_behind_the_answer_are_not_lost() {
     let proxy = Proxy::start(|mut stream| async move {
         stream.write_all(b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\nfirst ").await.unwrap();
-        let mut heard = [0; 5];
-        stream.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"hello");
+        let mut received = [0; 5];
+        stream.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"hello");
         stream.write_all(b"second").await.unwrap();
     })
     .await;
@@ -270,7 +271,8 @@ async fn a_body_that_does_not_end_does_not_hide_the_refusal() {
 
 #[tokio::test]
 async fn a_proxy_that_is_not_there_is_named_with_where_it_would_lead() {
-    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let refusing = Refusing::start().unwrap();
+    let address = refusing.address();
     let target: Target = GATEWAY.parse().unwrap();
     let proxy = format!("http://user:password@{address}").parse().unwrap();
     let dialer = Dialer::with_environment(proxy, ProxyFiles::default(), |_| None).unwrap();

@@ -4,17 +4,23 @@ use std::time::Duration;
 
 use super::names::{NameServer, Says};
 use portico_dial::{Dialer, ProxyFiles, ProxySetting, Target};
+use portico_lab::refusing::Refusing;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
+
+/// A dialer without a proxy that asks this name server.
+fn dialer(server: &NameServer) -> Dialer {
+    let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None);
+    dialer.expect("one without a proxy needs nothing").with_name_servers(&[server.address])
+}
 
 #[tokio::test]
 async fn all_addresses_of_both_kinds_hold_as_long_as_dns_says() {
     const TTL: u32 = 60;
     let known = Says::Addresses(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]);
     let server = NameServer::with_ttl(TTL, known).await;
-    let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
-    let dialer = dialer.with_name_servers(&[server.address]);
+    let dialer = dialer(&server);
 
     let target: Target = "gateway.example.com:443".parse().unwrap();
     let before = Instant::now();
@@ -42,17 +48,25 @@ async fn any_address_of_a_name_that_accepts_will_do() {
     // Nothing listens on the other two.
     let all = ["127.0.0.2", "::1", "127.0.0.1"].map(|text| text.parse().unwrap());
     let server = NameServer::start(Says::Addresses(all.to_vec())).await;
-    let dialer = Dialer::with_environment(ProxySetting::Off, ProxyFiles::default(), |_| None).unwrap();
-    let dialer = dialer.with_name_servers(&[server.address]);
+    let dialer = dialer(&server);
     let target: Target = format!("api.example.com:{}", address.port()).parse().unwrap();
     let mut socket = dialer.connect_any(&target).await.unwrap();
     socket.write_all(b"hello").await.unwrap();
     let (mut accepted, _) = listener.accept().await.unwrap();
-    let mut heard = [0; 5];
-    accepted.read_exact(&mut heard).await.unwrap();
-    assert_eq!(&heard, b"hello");
+    let mut received = [0; 5];
+    accepted.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"hello");
+}
 
-    drop(listener);
+#[tokio::test]
+async fn addresses_that_all_refuse_are_named_with_their_name() {
+    let first = Refusing::start().unwrap();
+    let port = first.address().port();
+    let _second = Refusing::at(([127, 0, 0, 2], port).into()).unwrap();
+    let all = ["127.0.0.2", "127.0.0.1"].map(|text| text.parse().unwrap());
+    let server = NameServer::start(Says::Addresses(all.to_vec())).await;
+    let dialer = dialer(&server);
+    let target: Target = format!("api.example.com:{port}").parse().unwrap();
     let error = dialer.connect_any(&target).await.unwrap_err().to_string();
     assert!(error.contains("connecting to ") && error.contains("(api.example.com:"), "{error}");
 }

@@ -25,7 +25,7 @@ use tokio_rustls::client::TlsStream;
 
 const SQUID: &str = "/usr/sbin/squid";
 
-/// Whom squid runs as if we are root: it refuses to be root.
+/// The user of the process of squid if we are root: it refuses to be root.
 const NOBODY: u32 = 65534;
 
 /// Serves every client.

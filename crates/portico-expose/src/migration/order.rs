@@ -26,9 +26,9 @@ pub enum Order {
     Finish,
 }
 
-/// What follows from it.
+/// What follows from an order.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct OrderedChange {
     /// What is merged into the Cluster; `None` if it is so already.
     pub patch: Option<Value>,
     /// What to wait for.
@@ -64,7 +64,11 @@ impl Until {
 ///
 /// # Errors
 /// Why it cannot be carried out.
-pub fn change(order: &Order, cluster: &Cluster, record: &ExposedClusterSpec) -> Result<Change, String> {
+pub fn change(
+    order: &Order,
+    cluster: &Cluster,
+    record: &ExposedClusterSpec,
+) -> Result<OrderedChange, String> {
     if cluster.spec.pause {
         return Err("the Cluster is paused, and the operator stands still: set spec.pause: false".to_owned());
     }
@@ -79,12 +83,12 @@ pub fn change(order: &Order, cluster: &Cluster, record: &ExposedClusterSpec) -> 
             let goes_back = cluster.metadata.annotation(ROLLBACK) == Some(wanted.name());
             if goes_back && now == Now::settled(wanted) {
                 let said = format!("{wanted} is the one way in again already");
-                return Ok(Change { patch: None, until: Until::Settled(wanted), said });
+                return Ok(OrderedChange { patch: None, until: Until::Settled(wanted), said });
             }
             if goes_back {
                 let said =
                     format!("goes back to {wanted} already; --to with another strategy turns it round");
-                return Ok(Change { said, ..to(wanted, order, wanted, cluster, record)? });
+                return Ok(OrderedChange { said, ..to(wanted, order, wanted, cluster, record)? });
             }
             let target = match now.second {
                 // What waits is given up, and then what is under way.
@@ -112,7 +116,7 @@ fn to(
     wanted: ExposeStrategy,
     cluster: &Cluster,
     record: &ExposedClusterSpec,
-) -> Result<Change, String> {
+) -> Result<OrderedChange, String> {
     let now = Now::of(record);
     if target == wanted && target == now.first && now.second.is_none() {
         return Err(format!("its strategy is {target} already"));
@@ -149,7 +153,7 @@ fn to(
         patch["spec"]["clusterNetwork"] = json!({"tunnelingAgentIP": ip});
     }
     let patch = Some(patch).filter(|patch| *patch != json!({}));
-    Ok(Change { patch, until: Until::Settled(target), said: said(target, now, cluster) })
+    Ok(OrderedChange { patch, until: Until::Settled(target), said: said(target, now, cluster) })
 }
 
 /// Where agents listen by the recorded door that has some.
@@ -196,7 +200,7 @@ fn said(target: ExposeStrategy, now: Now, cluster: &Cluster) -> String {
 }
 
 /// Orders the door that is not in force to be closed.
-fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<Change, String> {
+fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<OrderedChange, String> {
     let first = now.first;
     let Some(Second { strategy, state, .. }) = now.second else {
         return Err(format!("there is no second door to close: {first} is the one way in"));
@@ -217,7 +221,7 @@ fn finish(now: Now, wanted: ExposeStrategy, cluster: &Cluster) -> Result<Change,
         _ => "",
     };
     let then = if wanted == first { String::new() } else { format!("; then {wanted} is opened") };
-    Ok(Change {
+    Ok(OrderedChange {
         patch,
         until,
         said: format!("{strategy} closes, whoever still uses it{early}; {first} stays{then}"),

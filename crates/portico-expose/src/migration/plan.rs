@@ -50,7 +50,7 @@ pub enum Party {
     Operator,
     /// KKP's controllers.
     Kkp,
-    /// The person who answers for the cluster.
+    /// The person responsible for the cluster.
     Administrator,
 }
 

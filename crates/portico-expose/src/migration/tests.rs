@@ -269,7 +269,7 @@ fn the_old_door_closes_after_it_was_unused_for_the_time_asked_for_within_that_st
 }
 
 #[test]
-fn who_used_the_old_door_last_is_named_and_no_time_is_said_of_one_that_is_used_again_and_again() {
+fn the_last_user_of_the_old_door_is_named_and_no_time_is_said_of_a_door_that_is_used_again_and_again() {
     let ten = settings("quiet=10m");
     let by = |since| Some(Use::Unused { since: time(since), by: Some("used by 192.0.2.7".to_owned()) });
     for clock in [100, 159] {

@@ -52,7 +52,7 @@ pub trait Strategy: Sync {
         ("", node_port)
     }
 
-    /// Who accepts connections at the address of a cluster of which its ExposedCluster alone is known.
+    /// What accepts connections at the address of a cluster of which its ExposedCluster alone is known.
     fn answered_by(&self, exposed: &ExposedClusterSpec) -> AnsweredBy {
         if exposed.node_port_listeners_disabled { AnsweredBy::SeedNodes } else { AnsweredBy::Gateway }
     }

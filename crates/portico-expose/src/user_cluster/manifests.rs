@@ -196,9 +196,9 @@ pub(super) fn konnectivity_ids() -> impl Iterator<Item = Id> {
     KONNECTIVITY.iter().rev().map(|object| object.id.clone())
 }
 
-/// Puts image and arguments into the container at `place` of a workload, if it has that.
-fn fill(object: &mut Object, place: &str, image: &str, argument: impl Fn(&str) -> Vec<String>) {
-    let Some(container) = object.fields.pointer_mut(place) else { return };
+/// Puts image and arguments into the container at `pointer` of a workload, if it has that.
+fn fill(object: &mut Object, pointer: &str, image: &str, argument: impl Fn(&str) -> Vec<String>) {
+    let Some(container) = object.fields.pointer_mut(pointer) else { return };
     container["image"] = image.into();
     container["args"] = arguments(&container["args"], argument);
 }

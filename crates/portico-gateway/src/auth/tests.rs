@@ -403,8 +403,8 @@ async fn after_the_grace_a_token_is_refused_and_what_rests_on_it_stays_until_a_n
     let denied = gateway.outcome(&Credentials::default(), &api, "token").await.unwrap_err();
     assert_eq!((denied.refusal, denied.shown), (Refusal::ReviewFailed, Refusal::ReviewFailed));
     let denied = gateway.outcome(&Credentials::default(), &api, "made up").await.unwrap_err();
-    let told = "a client that was never accepted is not told that the cluster is there";
-    assert_eq!((denied.refusal, denied.shown), (Refusal::ReviewFailed, Refusal::Unauthenticated), "{told}");
+    let why = "a client that was never accepted is not told that the cluster is there";
+    assert_eq!((denied.refusal, denied.shown), (Refusal::ReviewFailed, Refusal::Unauthenticated), "{why}");
     assert!(!credential.is_revoked());
     api.is_away.store(false, SeqCst);
     api.refuse("token");

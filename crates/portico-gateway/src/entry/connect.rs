@@ -254,6 +254,7 @@ impl Handler for Connection {
             BadRequest::Malformed(_) => Refusal::Malformed,
             BadRequest::TooSlow => Refusal::TooSlow,
             BadRequest::TooManyWait => Refusal::MaxUnauthenticated,
+            BadRequest::TooManyCancelled => Refusal::Flood,
         };
         Attempt::new(self).refuse(refusal);
         status(refusal)
@@ -377,7 +378,7 @@ impl<'a> Attempt<'a> {
             open(worker, &self.learned, || *local, client_first, &mut header, credential.clone()).await?;
         // Empty unless a new socket does not take a hundred bytes.
         stream.write_all(&header).await.map_err(|_| Refusal::ConnectFailed)?;
-        session.hold(worker.shared.alive());
+        session.set_alive(worker.shared.alive());
         // The credential may have been revoked during the connect, before this stream was listed.
         if credential.is_some_and(|credential| credential.is_revoked()) {
             session.record().cancel(End::Revoked);

@@ -31,7 +31,7 @@ fn counts(door: DoorSnapshot) -> (u64, u64, u64) {
 }
 
 #[test]
-fn each_way_in_is_counted_for_itself_and_names_who_came() {
+fn each_way_in_is_counted_for_itself_and_names_its_clients() {
     let tunnel = Settings { plaintext: true, ..Settings::default() };
     let gateway = start(Config { tunnel_listen: Some(LOOPBACK), tunnel, ..config() });
     let (endpoint, port) = (Endpoint::new(), free_port());
@@ -67,7 +67,7 @@ fn each_way_in_is_counted_for_itself_and_names_who_came() {
 }
 
 #[test]
-fn who_only_looks_whether_a_port_is_open_does_not_use_it() {
+fn a_client_that_only_looks_whether_a_port_is_open_does_not_use_it() {
     let gateway = start(config());
     let (endpoint, port) = (Endpoint::new(), free_port());
     Service::new("a", &[endpoint.address]).port(port).expose(&gateway);

@@ -194,8 +194,8 @@ fn a_missing_or_wrong_identity_is_401_or_403_with_the_reason() {
         assert_eq!(answer.contains("WWW-Authenticate: Bearer\r\n"), status == 401, "{answer}");
     }
     let totals = gateway.shared().totals();
-    assert_eq!(totals.refusals[portico_gateway::Refusal::Unauthenticated as usize], 15);
-    assert_eq!(totals.refusals[portico_gateway::Refusal::NotAuthorized as usize], 9);
+    assert_eq!(totals.refusals[Refusal::Unauthenticated as usize], 15);
+    assert_eq!(totals.refusals[Refusal::NotAuthorized as usize], 9);
     let outcomes = gateway.shared().identities.outcomes();
     assert_eq!(outcomes[Method::None as usize], [0, 3, 0, 0]);
     assert_eq!(outcomes[Method::Certificate as usize], [0, 9, 3, 0]);
@@ -636,7 +636,7 @@ fn an_api_server_that_is_away_cuts_nothing_and_accepts_no_new_token() {
     let new = || Client::new(&gateway, client_tls(&pki, None, b"h2")).with_token("new");
     assert_eq!(new().refresh(&authority("a")), (401, NOT_ACCEPTED.to_owned()));
     let totals = gateway.shared().totals();
-    assert_eq!(totals.refusals[portico_gateway::Refusal::ReviewFailed as usize], 1, "we know why");
+    assert_eq!(totals.refusals[Refusal::ReviewFailed as usize], 1, "we know why");
     api.says(201, YES);
     eventually("it is asked when it is back", || new().refresh(&authority("a")).0 == 204);
     assert_echoes(&known, &mut send, &mut recv);
@@ -715,7 +715,7 @@ fn a_service_that_is_made_anew_still_has_its_old_tunnels_reviewed() {
 }
 
 fn gave_way(gateway: &Gateway) -> u64 {
-    gateway.shared().totals().refusals[portico_gateway::Refusal::MaxUnauthenticated as usize]
+    gateway.shared().totals().refusals[Refusal::MaxUnauthenticated as usize]
 }
 
 #[test]
@@ -747,7 +747,7 @@ fn the_oldest_unauthenticated_connection_gives_way_and_an_authenticated_one_stay
     let flood: Vec<_> = (0..5).map(|_| silent()).collect();
     for gone in [&oldest, &next, &third, &flood[0], &flood[1]] {
         let error = gone.closed();
-        assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
+        assert_eq!(error.reason().map(u32::from), Refusal::MaxUnauthenticated.goaway(), "{error}");
     }
     for stays in &flood[2..] {
         assert_eq!(stays.refresh(&authority("a")).0, 401);
@@ -786,8 +786,8 @@ fn connections_of_one_certificate_leave_as_much_to_others_without_a_single_strea
         })
         .collect();
     let error = connect("a").closed();
-    assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
-    let refused = || gateway.shared().totals().refusals[portico_gateway::Refusal::FairShare as usize];
+    assert_eq!(error.reason().map(u32::from), Refusal::FairShare.goaway(), "{error}");
+    let refused = || gateway.shared().totals().refusals[Refusal::FairShare as usize];
     eventually("it is counted", || refused() == 1);
     let neighbour = connect("b").tunnel(&authority("b"), &endpoint);
     assert_eq!(taken(), 6, "a connection and its stream");

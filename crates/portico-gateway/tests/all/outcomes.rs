@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::policy::{AllowList, Budget};
 use portico_gateway::{
@@ -20,7 +20,6 @@ use portico_lab::pki::Pki;
 use portico_net::MemoryBudget;
 use portico_tunnel::Settings;
 use rustix::process::{Resource, getrlimit};
-use socket2::{Domain, Socket, Type};
 
 use crate::support::*;
 
@@ -250,6 +249,8 @@ fn unauthenticated() {
     assert_counted(&secure.gateway, Refusal::Unauthenticated);
 }
 
+/// The status of its own is for a token that was accepted before: `after_the_grace_a_token_is_refused…` in
+/// `auth/tests.rs`, where ten minutes pass at once.
 fn review_failed() {
     let secure = Secure::start("", |config| config.tokens.review = Some(Duration::from_secs(60)));
     let ca = ApiServerCa::parse(&secure.pki.authority().cert()).unwrap();
@@ -280,11 +281,6 @@ fn max_reviews_waiting() {
         .policy(|policy| policy.api_server_ca = Some(ca))
         .expose(&secure.gateway);
     let client = secure.connect(None);
-    let uri = http::Uri::builder().authority(AUTHORITY).build().unwrap();
-    let request = |token: &str| {
-        let request = http::Request::builder().method("CONNECT").uri(uri.clone());
-        request.header("authorization", format!("Bearer {token}"))
-    };
     let (status, _send, _recv) = client.send(request("secret"), false);
     assert_eq!(status, 200, "the connection has authenticated");
     let last = client.runtime.block_on(async {
@@ -309,7 +305,7 @@ fn max_unauthenticated() {
     while oldest.receive().unwrap().expect("a response comes").kind != kind::HEADERS {}
     let next = secure.connect(None);
     assert_eq!(next.connect(AUTHORITY).0, status_of_row(Refusal::Unauthenticated));
-    assert_dismissed(oldest);
+    assert_dismissed(oldest, Refusal::MaxUnauthenticated);
     assert_counted(&secure.gateway, Refusal::MaxUnauthenticated);
 }
 
@@ -318,8 +314,40 @@ fn flood() {
     let mut client = raw_client(&secure);
     client.send(&frames::opening(&[])).unwrap();
     client.send(&frames::settings(&[]).repeat(64)).unwrap();
-    assert_dismissed(client);
+    assert_dismissed(client, Refusal::Flood);
     assert_counted(&secure.gateway, Refusal::Flood);
+    cancelled_in_masses();
+}
+
+fn cancelled_in_masses() {
+    const MAX: u32 = 2;
+    let (listener, _waiting) = silent_endpoint();
+    let tunnel = Settings { max_streams: MAX, ..both().tunnel };
+    let gateway = start(Config { tunnel, ..both() });
+    expose(&gateway, &[listener.local_addr().unwrap()]);
+    let client = Client::plaintext(&gateway);
+    let connecting = || gateway.shared().route_store.clusters()[0].snapshot().connecting;
+    let is_refused = async || {
+        let mut requests = client.requests.clone().ready().await.unwrap();
+        let request = request("unused").body(()).unwrap();
+        let (mut answer, mut send) = requests.send_request(request, false).unwrap();
+        // It waits for the endpoint, or is refused.
+        while connecting() == 0 {
+            tokio::select! {
+                biased;
+                answer = &mut answer => return answer.unwrap().status() == status_of_row(Refusal::Flood),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        send.send_reset(h2::Reason::CANCEL);
+        while connecting() > 0 {
+            tokio::task::yield_now().await;
+        }
+        false
+    };
+    // A machine that stands still for a second begins anew.
+    eventually("a request is refused", || client.runtime.block_on(is_refused()));
+    assert_counted(&gateway, Refusal::Flood);
 }
 
 #[test]
@@ -451,6 +479,13 @@ fn both() -> Config {
     Config { tunnel_listen: Some(LOOPBACK), tunnel, ..config() }
 }
 
+/// A CONNECT with this token.
+fn request(token: &str) -> http::request::Builder {
+    let uri = http::Uri::builder().authority(AUTHORITY).build().unwrap();
+    let request = http::Request::builder().method("CONNECT").uri(uri);
+    request.header("authorization", format!("Bearer {token}"))
+}
+
 fn expose(gateway: &Gateway, endpoints: &[SocketAddr]) {
     Service::new("a", endpoints).host(HOST).authority(AUTHORITY).expose(gateway);
 }
@@ -458,18 +493,6 @@ fn expose(gateway: &Gateway, endpoints: &[SocketAddr]) {
 /// An address that refuses.
 fn dead_endpoint() -> SocketAddr {
     SocketAddr::new(LOOPBACK.ip(), free_port())
-}
-
-/// An address that does not answer, because its queue is full; with the clients that fill it.
-fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.bind(&LOOPBACK.into()).unwrap();
-    socket.listen(0).unwrap();
-    let listener = TcpListener::from(socket);
-    let address = listener.local_addr().unwrap();
-    let waiting = std::iter::from_fn(|| TcpStream::connect_timeout(&address, SHORT).ok());
-    let waiting = waiting.take(10).collect();
-    (listener, waiting)
 }
 
 /// Exposes a Service, if it has `endpoints` at all, and asks for it by server name and by CONNECT: alert and
@@ -493,21 +516,20 @@ fn assert_alert(mut client: TcpStream, hello: &[u8], refusal: Refusal) {
     assert_eq!(alert_of(&mut client), refusal.alert().map(|alert| alert as u8), "{refusal:?}");
 }
 
-/// The connection is closed or reset, since what the client sends is not read. The gateway sends nothing.
 fn raw_client(secure: &Secure) -> RawClient {
     let tls = Arc::new(secure.pki.client_config(None, &[b"h2"]));
     RawClient::connect(tunnel_address(&secure.gateway), &tls, Duration::from_secs(30)).unwrap()
 }
 
-/// The last frame is GOAWAY with ENHANCE_YOUR_CALM.
-fn assert_dismissed(mut client: RawClient) {
+/// The last frame is GOAWAY with the code of the row.
+fn assert_dismissed(mut client: RawClient, refusal: Refusal) {
     let mut last = None;
     while let Some(frame) = client.receive().unwrap() {
         last = Some(frame);
     }
     let last = last.expect("a frame comes before the end");
     assert_eq!(last.kind, kind::GOAWAY);
-    assert_eq!(last.payload[4..8], u32::from(Reason::ENHANCE_YOUR_CALM).to_be_bytes());
+    assert_eq!(Some(u32::from_be_bytes(last.payload[4..8].try_into().unwrap())), refusal.goaway());
 }
 
 /// The alert a client gets before it is closed.

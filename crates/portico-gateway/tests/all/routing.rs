@@ -1,7 +1,7 @@
 //! Which client gets where, which is refused, and with what.
 
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,6 @@ use portico_gateway::{Config, Gateway, ProxyMode, ProxyProtocol, Refusal};
 use portico_routes::route::Front;
 use portico_routes::table::{RouteChange, Update};
 use portico_wire::proxy::{Tlvs, encode_v2};
-use socket2::{Domain, Socket, Type};
 
 const HOST: &str = "a.example.com";
 
@@ -264,20 +263,6 @@ fn a_second_gateway_does_not_silently_share_a_port() {
     let second = Gateway::start(Config { sni_listen: Some(address), ..config() }, access, None, None);
     let message = second.expect_err("the address is taken").to_string();
     assert!(message.contains(&address.to_string()) && message.contains("--sni-listen"), "{message}");
-}
-
-/// A listener that answers no SYN, because its queue is full; with the clients that fill it.
-fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.bind(&LOOPBACK.into()).unwrap();
-    socket.listen(0).unwrap();
-    let listener = TcpListener::from(socket);
-    let address = listener.local_addr().unwrap();
-    // A queue of nothing has room for one; the kernel may allow one more.
-    let waiting =
-        std::iter::from_fn(|| TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok());
-    let waiting = waiting.take(10).collect();
-    (listener, waiting)
 }
 
 #[test]

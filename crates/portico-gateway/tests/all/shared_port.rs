@@ -76,7 +76,7 @@ fn a_name_of_the_gateway_or_none_leads_to_the_tunnel_and_a_route_leads_through()
 }
 
 #[test]
-fn who_says_by_alpn_that_it_wants_a_tunnel_gets_one_whatever_the_name() {
+fn a_client_that_asks_for_a_tunnel_by_alpn_gets_one_whatever_the_name() {
     let shared = Shared::start(|_| ());
     let (through, tunnelled) = (Endpoint::new(), Endpoint::new());
     Service::new("b", &[through.address]).host("a.example.com").expose(&shared.gateway);
@@ -171,7 +171,7 @@ fn last_frame(mut bytes: &[u8]) -> Option<u8> {
 }
 
 #[test]
-fn who_proves_nothing_on_a_shared_port_makes_room_for_the_next() {
+fn a_client_that_proves_nothing_on_a_shared_port_makes_room_for_the_next() {
     let tokens = tempfile::NamedTempFile::new().unwrap();
     let file = portico_gateway::StaticTokens::load(tokens.path().to_owned()).unwrap();
     let shared = Shared::start(|config| {

@@ -181,8 +181,8 @@ impl<'a> Naming<'a> {
             return self.text.to_owned();
         }
         let mut wanted = self.value.clone();
-        if let Some(place) = wanted.pointer_mut(self.pointer) {
-            *place = Value::String(server.to_owned());
+        if let Some(field) = wanted.pointer_mut(self.pointer) {
+            *field = Value::String(server.to_owned());
         }
         let lines = self.text.split_inclusive('\n').zip(1..);
         let changed: String = lines

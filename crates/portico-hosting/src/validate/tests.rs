@@ -204,7 +204,7 @@ fn what_would_keep_a_program_from_starting_is_refused() {
     assert!(gates.contains("\"B\" is no feature gate; write NAME=true or NAME=false"), "{gates}");
 }
 
-/// A user who asks for encryption and does not get it must get an error.
+/// Encryption that a user asks for and does not get must be an error.
 #[test]
 fn what_portico_does_not_follow_is_said() {
     let refused = only(&json!({}), &json!({"encryptionConfiguration": {"enabled": true}}));

@@ -184,6 +184,7 @@ fn target(address: &str) -> Result<Target, String> {
 #[cfg(test)]
 mod tests {
     use portico_dial::{ProxyFiles, ProxySetting};
+    use portico_lab::refusing::Refusing;
     use tokio::net::TcpListener;
 
     use super::*;
@@ -195,7 +196,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_dial_that_fails_says_so_in_the_words_of_go() {
-        let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let refusing = Refusing::start().unwrap();
+        let closed = refusing.address();
         for (protocol, address, text) in [
             (
                 "tcp",

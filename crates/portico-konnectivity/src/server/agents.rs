@@ -85,7 +85,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     };
     let connection = Arc::new(Connection {
         // One agent may have all connections of its cluster.
-        activity: Arc::new(Activity::within(&shared.memory, shared.memory.limit()).unauthenticated()),
+        activity: Arc::new(Activity::within(&shared.memory, shared.memory.limit()).in_slot()),
         shared: Arc::clone(&shared),
         authentication,
         address,
@@ -118,8 +118,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     };
     let (activity, peer) = (&connection.activity, &connection.peer);
     let stops = async {
+        // Nobody waits for a stranger.
         shared.drained().await;
-        // It holds memory, for whose end a drain waits.
         if peer.is_known() {
             shared.agents_stopped().await;
         }
@@ -287,7 +287,7 @@ struct Registered<'a> {
 
 impl<'a> Registered<'a> {
     fn new(connection: &'a Connection, backend: &'a Arc<Backend>) -> Self {
-        connection.shared.registry().add(backend);
+        connection.shared.register(backend);
         *connection.backend() = Some(Arc::clone(backend));
         Self { connection, backend }
     }

@@ -1,8 +1,8 @@
 //! One Connect stream: an agent, the dials under way on it, and its connections.
 //!
 //! [`serve`] reads what the agent sends and never waits for a connection. `write` sends it control packets
-//! before the bytes of connections, and one message of each connection in turn. Control packets that wait
-//! count in the memory of the server. [`Backend::dial`] asks for a connection. Every request to an agent is
+//! before the bytes of connections, and one message of each connection in turn. What waits to be sent counts
+//! in the memory of the server. [`Backend::dial`] asks for a connection. Every request to an agent is
 //! cancelled when its caller is gone. DIAL_CLS does so, or CLOSE_REQ once the agent has answered. Dials have
 //! numbers of our own towards agents, so that frontends cannot clash.
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::FlowControl;
 use portico_net::memory::Reservation;
-use portico_tunnel::connection::{Activity, LastSeen};
+use portico_tunnel::connection::Activity;
 use portico_wire::konnectivity::{ConnectId, DataHead, DialId, Identifiers, Packet};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -142,7 +142,7 @@ pub(crate) struct Backend {
     pub(crate) version: Box<str>,
     pub(crate) is_native: bool,
     pub(crate) since: Instant,
-    seen: Arc<LastSeen>,
+    activity: Arc<Activity>,
     draining: AtomicBool,
     state: Mutex<State>,
     control: mpsc::Sender<Packet>,
@@ -179,6 +179,7 @@ pub(crate) struct Authenticated {
 /// Bytes that wait for their turn among those of other connections.
 #[derive(Debug)]
 enum Item {
+    /// Counted by the activity of the agent's connection.
     Bytes(Bytes),
     /// CLOSE_REQ behind all bytes of its connection.
     Close,
@@ -194,7 +195,7 @@ impl Backend {
     pub(crate) fn new(
         authenticated: Authenticated,
         receiver: &mut Receiver,
-        activity: &Activity,
+        activity: &Arc<Activity>,
         shared: &Arc<Shared>,
     ) -> (Arc<Self>, Outgoing) {
         let Authenticated { agent, identifiers, peer, version, is_native } = authenticated;
@@ -207,7 +208,7 @@ impl Backend {
             version,
             is_native,
             since: Instant::now(),
-            seen: Arc::clone(activity.last_seen()),
+            activity: Arc::clone(activity),
             draining: AtomicBool::default(),
             state: Mutex::default(),
             control,
@@ -274,7 +275,7 @@ impl Backend {
 
     /// How long ago a look at the connection last found that the agent had sent something.
     pub(crate) fn last_seen(&self) -> Duration {
-        self.seen.elapsed()
+        self.activity.last_seen()
     }
 
     /// Dials that wait for the agent.
@@ -475,7 +476,7 @@ async fn write(backend: &Backend, mut outgoing: Outgoing, sender: &mut Sender) -
                 Item::Bytes(payload) => {
                     last = "DATA";
                     counters.data_packet(Segment::ToAgent);
-                    sender.send(DataHead::new(connection, payload.len()).as_bytes(), payload);
+                    sender.send_counted(DataHead::new(connection, payload.len()).as_bytes(), payload);
                     continue;
                 }
             },

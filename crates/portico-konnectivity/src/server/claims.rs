@@ -2,8 +2,8 @@
 //!
 //! A dial goes to an agent that claims the dialled host. Without bindings any agent that is admitted may
 //! claim any host, as upstream. So it can get the dials of another. With bindings, an identity claims what
-//! one of its bindings names, and an agent that claims more is refused. An identity is one that somebody else
-//! has vouched for: the common name or an alternative name of a certificate, the service account of a token,
+//! one of its bindings names, and an agent that claims more is refused. Somebody else has vouched for an
+//! identity. It is the common name or an alternative name of a certificate, the service account of a token,
 //! or the node that the token's pod runs on.
 
 use std::net::IpAddr;

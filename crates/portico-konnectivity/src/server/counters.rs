@@ -34,8 +34,19 @@ pub const DIAL_RESULTS: [&str; 6] =
     ["ok", "no_agent", "error_response", "backend_close", "backend_dial_timeout", "frontend_close"];
 
 /// Why a connection to the agent port became no agent's: see the manual.
-pub const REFUSALS: [&str; 10] =
-    ["tls", "crowded", "silent", "flood", "http2", "metadata", "token", "review", "identifiers", "full"];
+pub const REFUSALS: [&str; 11] = [
+    "tls",
+    "crowded",
+    "silent",
+    "flood",
+    "http2",
+    "memory",
+    "metadata",
+    "token",
+    "review",
+    "identifiers",
+    "full",
+];
 
 /// Where a packet was seen: the label values of upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

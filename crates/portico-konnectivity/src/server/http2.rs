@@ -33,7 +33,10 @@ use super::unauthenticated::Crowded;
 pub(crate) enum ConnectionError {
     /// It broke.
     #[error("{}", cause(.0))]
-    Http(#[from] h2::Error),
+    Http(h2::Error),
+    /// Others need the memory that it held. The error says what for.
+    #[error("{}", cause(.0))]
+    Memory(h2::Error),
     /// Its peer closed it in order.
     #[error("the peer left before it had said what it wants")]
     Left,
@@ -55,10 +58,15 @@ pub(crate) enum ConnectionError {
 }
 
 impl ConnectionError {
+    fn broken(error: h2::Error, activity: &Activity) -> Self {
+        if activity.is_evicted() { Self::Memory(error) } else { Self::Http(error) }
+    }
+
     /// The label value for metrics, of a connection that became no agent's.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Http(_) | Self::Left => "http2",
+            Self::Memory(_) => "memory",
             Self::Silent | Self::TooSlow => "silent",
             Self::Crowded(_) => "crowded",
             Self::Flood(_) | Self::Refused => "flood",
@@ -185,7 +193,10 @@ where
     let mut stop = pin!(stop);
     let handshake = timeout_at(limits.deadline, builder(limits).handshake(stream));
     let mut connection = tokio::select! {
-        shaken = handshake => shaken.map_err(|_| ConnectionError::TooSlow)??,
+        shaken = handshake => {
+            let shaken = shaken.map_err(|_| ConnectionError::TooSlow)?;
+            shaken.map_err(|error| ConnectionError::broken(error, activity))?
+        }
         () = peer.evicted(), if !peer.is_known() => return Err(Crowded.into()),
         () = &mut stop => return Ok(()),
     };
@@ -224,7 +235,7 @@ where
             accepted = accepted => match accepted? {
                 None if peer.is_known() => return Ok(()),
                 None => return Err(ConnectionError::Left),
-                Some(Err(error)) => return Err(error.into()),
+                Some(Err(error)) => return Err(ConnectionError::broken(error, activity)),
                 Some(Ok((request, respond))) => {
                     start(request, respond);
                     if peer.refused.load(Relaxed) > MAX_REFUSED {
@@ -263,4 +274,50 @@ fn builder(limits: Limits) -> Builder {
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_net::MemoryBudget;
+    use portico_net::memory::Reservation;
+    use portico_net::slots::Slots;
+    use tokio::io::{AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stranger_that_does_not_read_while_others_need_the_memory_is_told_from_one_that_goes_away() {
+        const SECOND: Duration = Duration::from_secs(1);
+        let memory = MemoryBudget::new(1_000);
+        let activity = Arc::new(Activity::within(&memory, memory.limit()).in_slot());
+        let peer = Peer::new(Slots::new(1, "strangers").enter(None));
+        let limits = Limits {
+            streams: 1,
+            stream_window: 64 * 1024,
+            ping: (60 * SECOND, SECOND),
+            deadline: Instant::now() + 60 * SECOND,
+            idle: None,
+        };
+        // The SETTINGS of the server fit, their answers to PING do not.
+        let (mut stranger, stream) = duplex(128);
+        let serves = serve(stream, limits, &activity, &peer, |_, _| {}, std::future::pending());
+        let does_not_read = async {
+            stranger.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+            for _ in 0..7 {
+                stranger.write_all(b"\0\0\x08\x06\0\0\0\0\0\0\0\0\0\0\0\0\0").await.unwrap();
+            }
+            sleep(2 * SECOND).await;
+            assert!(memory.held() > 0);
+            let other = Reservation::new(vec![memory.clone()], Duration::ZERO);
+            other.charge(memory.limit());
+            std::future::pending::<()>().await;
+        };
+        let ended = tokio::select! {
+            ended = serves => ended,
+            () = does_not_read => unreachable!("it never ends"),
+        };
+        let error = ended.unwrap_err();
+        assert_eq!(error.reason(), "memory");
+        assert!(error.to_string().contains("does not read"), "{error}");
+    }
 }

@@ -297,3 +297,24 @@ async fn check<T>(shared: &Shared, accepted: io::Result<T>) -> Option<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// The only thing that finds a frontend whose machine is gone, where no PING can be sent: HTTP CONNECT.
+    #[tokio::test]
+    async fn a_peer_that_says_nothing_is_probed_by_tcp() {
+        let listener = tcp("frontends", (Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap());
+        let (_peer, accepted) = tokio::try_join!(connected, listener.accept()).unwrap();
+        let socket = SockRef::from(&accepted.0);
+        assert!(socket.keepalive().unwrap());
+        let Keepalive { time, interval, probes } = Keepalive::default();
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), time);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), interval);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), probes);
+    }
+}

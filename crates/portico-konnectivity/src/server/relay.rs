@@ -96,8 +96,12 @@ impl AgentWriter {
         match self {
             Self::Native(stream) => stream.write(bytes).await,
             Self::Packets(connection) => {
+                let is_large = bytes.len() > PACKET;
                 while !bytes.is_empty() {
-                    connection.write(bytes.split_to(bytes.len().min(PACKET))).await?;
+                    let part = bytes.split_to(bytes.len().min(PACKET));
+                    // One part that waits would keep the memory of all of them.
+                    let part = if is_large { Bytes::copy_from_slice(&part) } else { part };
+                    connection.write(part).await?;
                 }
                 Ok(())
             }

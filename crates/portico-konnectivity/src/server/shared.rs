@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use portico_api::text::printable;
@@ -14,7 +14,7 @@ use portico_net::MemoryBudget;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::authentication::Refusal;
@@ -22,7 +22,9 @@ use super::backend::{Backend, DialIds, DialLost, Opened};
 use super::connections::Connections;
 use super::counters::{Counted, Counters};
 use super::registry::Registry;
-use super::settings::{MAX_AWAY, MAX_IDLE_FRONTENDS, MAX_UNAUTHENTICATED, Settings};
+use super::settings::{
+    FIRST_AGENT, MAX_AWAY, MAX_IDLE_FRONTENDS, MAX_STARTING, MAX_UNAUTHENTICATED, STARTING, Settings,
+};
 use crate::streams::NO_ROOM;
 
 /// Agents that are asked for one connection, one after the other. The next one is asked if an agent is lost,
@@ -43,6 +45,12 @@ pub(crate) struct Shared {
     pub(crate) excess: MemoryBudget,
     pub(crate) connections: Connections<Backend>,
     registry: Mutex<Registry<Backend>>,
+    /// Set once the first agent is registered.
+    first_agent: SetOnce<()>,
+    /// When the first dial began that found no agent.
+    first_dial: OnceLock<Instant>,
+    /// For dials that wait for the first agent, as many as [`MAX_STARTING`].
+    starting: Semaphore,
     /// For connections of agents, as many as `max_agents`.
     agents: Arc<Semaphore>,
     /// For connections of upstream agents that are silent, as many as [`MAX_AWAY`].
@@ -137,6 +145,9 @@ impl Shared {
             counters: Counters::default(),
             connections: Connections::new(),
             registry: Mutex::new(registry),
+            first_agent: SetOnce::new(),
+            first_dial: OnceLock::new(),
+            starting: Semaphore::new(MAX_STARTING),
             dials: DialIds::default(),
             frontend_ids: AtomicI64::new(1),
             unauthenticated_agents: Slots::new(
@@ -156,6 +167,13 @@ impl Shared {
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry<Backend>> {
         // A panic elsewhere leaves nothing half done here.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers a stream of an agent, which gets dials from now on.
+    pub(crate) fn register(&self, backend: &Arc<Backend>) {
+        self.registry().add(backend);
+        // It may be another than the first one.
+        let _ = self.first_agent.set(());
     }
 
     /// Held while an agent has its connection.
@@ -247,14 +265,30 @@ impl Shared {
         dialled
     }
 
-    async fn dial_agents(&self, address: &str, begun: Instant) -> Result<(Opened, Arc<Backend>), DialError> {
-        if self.is_draining() {
-            return Err(DialError::Draining);
+    /// Ready once there has been an agent, or a dial need not wait for one. An API server that has just
+    /// become ready asks at once. That may be a moment before agents find the server beside it.
+    async fn wait_for_first_agent(&self, deadline: Instant) {
+        if self.first_agent.initialized() {
+            return;
         }
+        let now = Instant::now();
+        let until = *self.first_dial.get_or_init(|| now) + STARTING;
+        let Ok(_permit) = self.starting.try_acquire() else { return };
+        tokio::select! {
+            _ = timeout_at(deadline.min(until).min(now + FIRST_AGENT), self.first_agent.wait()) => {}
+            () = self.drained() => {}
+        }
+    }
+
+    async fn dial_agents(&self, address: &str, begun: Instant) -> Result<(Opened, Arc<Backend>), DialError> {
         if address.len() > address::MAX {
             return Err(DialError::Address);
         }
         let deadline = begun + self.settings.dial_timeout;
+        self.wait_for_first_agent(deadline).await;
+        if self.is_draining() {
+            return Err(DialError::Draining);
+        }
         let host = address::host(address);
         let mut tried: Vec<Arc<Backend>> = Vec::new();
         let mut error = DialError::NoAgent;
@@ -297,5 +331,63 @@ impl Drop for Abandoned<'_> {
         if let Some((counters, begun)) = self.0 {
             counters.dialled(Err("frontend_close"), begun.elapsed());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    /// How long a dial takes that finds no agent.
+    async fn refused_after(shared: &Shared) -> Duration {
+        let begun = Instant::now();
+        let refused = shared.dial("node:10250").await.err();
+        assert!(matches!(refused, Some(DialError::NoAgent)), "{refused:?}");
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_dial_waits_a_while_for_the_first_agent_for_two_minutes_from_the_first_dial() {
+        let shared = Shared::new(Settings::default());
+        // Before the first dial, time does not count.
+        advance(10 * STARTING).await;
+        let begun = Instant::now();
+        let is_about = |took: Duration, expected: Duration| took.abs_diff(expected) < Duration::from_secs(1);
+        assert!(is_about(refused_after(&shared).await, FIRST_AGENT));
+        advance(STARTING - FIRST_AGENT - FIRST_AGENT / 2).await;
+        assert!(is_about(refused_after(&shared).await, FIRST_AGENT / 2));
+        assert!(is_about(begun.elapsed(), STARTING));
+        assert!(is_about(refused_after(&shared).await, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_waits_for_the_first_agent_within_its_own_time() {
+        let shared = Shared::new(Settings { dial_timeout: FIRST_AGENT / 2, ..Settings::default() });
+        assert!(refused_after(&shared).await < FIRST_AGENT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_that_waits_for_the_first_agent_ends_with_the_server() {
+        let shared = Shared::new(Settings::default());
+        let begun = Instant::now();
+        let mut dial = pin!(shared.dial("node:10250"));
+        assert!(futures_util::poll!(dial.as_mut()).is_pending());
+        shared.drain();
+        assert_eq!(dial.await.err(), Some(DialError::Draining));
+        assert!(begun.elapsed() < STARTING);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_dials_than_may_wait_for_the_first_agent_are_refused_at_once() {
+        let shared = Shared::new(Settings::default());
+        let mut waiting: Vec<_> = (0..MAX_STARTING).map(|_| Box::pin(shared.dial("node:1"))).collect();
+        for dial in &mut waiting {
+            assert!(futures_util::poll!(dial).is_pending());
+        }
+        assert_eq!(refused_after(&shared).await, Duration::ZERO);
+        drop(waiting);
+        assert!(refused_after(&shared).await > Duration::ZERO);
     }
 }

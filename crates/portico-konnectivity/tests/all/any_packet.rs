@@ -40,6 +40,13 @@ pub(crate) fn packet(addresses: &'static [&'static str]) -> impl Strategy<Value 
     ]
 }
 
+/// Bytes that need be no message, with and without the prefix of one.
+pub(crate) fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    let any = || prop::collection::vec(any::<u8>(), 1..50);
+    let prefixed = any().prop_map(|bytes| [&[0, 0, 0, 0, bytes.len() as u8][..], &bytes].concat());
+    prop_oneof![any(), prefixed]
+}
+
 /// Bytes of a connection that the checks after a sequence send.
 pub(crate) const CHECK: Bytes = Bytes::from_static(b"still here");
 

@@ -223,7 +223,7 @@ async fn a_holder_renews_by_one_request_and_reads_again_once_somebody_else_wrote
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_knows_who_holds_and_what_that_one_says_until_it_holds_itself() {
+async fn a_replica_that_waits_knows_the_holder_and_what_that_one_says_until_it_holds_itself() {
     let (server, way) = (Arc::<Server>::default(), Arc::<Way>::default());
     let (a, of_a) = telling(&server, &way, "a");
     sleep(Duration::from_secs(1)).await;
@@ -237,7 +237,7 @@ async fn who_waits_knows_who_holds_and_what_that_one_says_until_it_holds_itself(
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_may_not_hold_a_lease_neither_takes_nor_keeps_it_and_takes_one_of_a_dead_holder_at_once() {
+async fn a_replica_has_a_lease_only_while_it_may_hold_it_and_takes_one_of_a_dead_holder_at_once() {
     let (server, way) = (Arc::<Server>::default(), Arc::<Way>::default());
     let (allow, may) = watch::channel(Leads::default());
     let (leading, mut leads) = watch::channel(Leads::default());

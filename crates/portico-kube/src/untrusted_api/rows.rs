@@ -74,10 +74,10 @@ pub(super) fn word(table: &Value, field: &str) -> String {
 
 fn lines<'a, const N: usize>(table: &'a Value, columns: [&str; N]) -> impl Iterator<Item = [String; N]> + 'a {
     let known = table["columnDefinitions"].as_array().map_or(&[][..], Vec::as_slice);
-    let places = columns.map(|name| known.iter().position(|column| column["name"] == name));
+    let indexes = columns.map(|name| known.iter().position(|column| column["name"] == name));
     let rows = table["rows"].as_array().into_iter().flatten();
     rows.map(move |row| {
-        places.map(|place| match place.map(|place| &row["cells"][place]) {
+        indexes.map(|index| match index.map(|index| &row["cells"][index]) {
             Some(Value::String(text)) => text.clone(),
             None | Some(Value::Null) => String::new(),
             Some(other) => other.to_string(),

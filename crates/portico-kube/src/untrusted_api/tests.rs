@@ -3,6 +3,7 @@ use std::net::TcpListener;
 use portico_dial::{ProxyFiles, ProxySetting};
 use portico_lab::hostile_api::{ENDLESS, HostileApi};
 use portico_lab::pki::Authority;
+use portico_lab::refusing::Refusing;
 use portico_pki::{Credential, Kubeconfig};
 
 use super::*;
@@ -138,7 +139,8 @@ async fn a_server_that_is_no_host_and_port_is_refused_at_once_and_no_password_in
 
 #[tokio::test]
 async fn a_proxy_of_the_dialer_is_used() {
-    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let refusing = Refusing::start().unwrap();
+    let dead = refusing.address();
     let proxy = format!("http://{dead}").parse::<ProxySetting>().unwrap();
     let dialer = Dialer::with_environment(proxy, ProxyFiles::default(), |_| None).unwrap();
     let api = HostileApi::start("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", false).unwrap();

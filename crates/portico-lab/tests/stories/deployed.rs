@@ -1,6 +1,6 @@
-//! Portico in a seed cluster, as its users deploy it: the image of the `Containerfile`, the objects of
-//! `deploy/`, three user clusters exposed by annotated Services, each with the Cluster that KKP has of it, a
-//! worker that joined through the gateway.
+//! Portico in a seed cluster, as its users deploy it: the image of the `Containerfile` and the objects of
+//! `deploy/`. Three user clusters are exposed by annotated Services, each with the Cluster that KKP has of
+//! it. A worker has joined through the gateway.
 //!
 //! Its steps are functions, named as what they promise.
 

@@ -1,5 +1,5 @@
-//! Portico on a plain host, from a directory of manifests: three user clusters planned from their `Cluster`
-//! objects, real API servers on a host of their own, a worker that joined through the gateway.
+//! Portico on a plain host, from a directory of manifests. There are three user clusters planned from their
+//! `Cluster` objects, real API servers on a host of their own, and a worker that joined through the gateway.
 //!
 //! Checks the promises of `deployed.rs`, with files in place of a Kubernetes API, and a take-over by a second
 //! process in place of a rolling update.

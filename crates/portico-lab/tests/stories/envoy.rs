@@ -1,4 +1,4 @@
-//! Either end of the tunnel with Envoy at the other, each configured as KKP does it: an agent of KKP's keeps
+//! Either end of the tunnel with Envoy at the other, each configured as KKP does it. An agent of KKP's keeps
 //! working when its seed changes to Portico's gateway, and Portico's agent works before the seed changes.
 //!
 //! No Kubernetes here: what is behind the gateway sends back what it receives, and ends when its client has.

@@ -16,6 +16,7 @@ mod migrated;
 mod migrations;
 mod monitored;
 mod people;
+mod replaced;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -76,6 +77,7 @@ pub(crate) fn one_object_each_becomes_a_cluster_with_nodes(seed: &Seed, client: 
     clusters[0].is_known_by_its_certificate(&clusters[1]);
     clusters[0].knows_its_people();
     let nodes = joined::machines_join_by_one_command(&clusters);
+    replaced::an_api_server_goes_with_its_konnectivity_server(&clusters[1], &nodes[1][0]);
     away::the_seeds_api_server_is_not_missed(&clusters, &nodes);
     migrated::to_other_strategies_unnoticed(&clusters, &nodes[1]);
     let hostile = hostile::Hostile::harms_nobody_else(&clusters, &nodes[0]);

@@ -135,7 +135,7 @@ fn a_busy_lab(name: &str) -> (Lab, Host, Process, u8) {
     let number = lab.number();
     let processes =
         lab::remains_of(number).unwrap().iter().filter(|what| what.starts_with("process")).count();
-    assert!(processes >= 3, "keeper, web server and the detached one");
+    assert!(processes >= 3, "mount holder, web server and the detached one");
     (lab, host, server, number)
 }
 

@@ -1,16 +1,16 @@
-//! The way back from a real API server to a real worker that it cannot reach: `deploy/konnectivity` as it is,
-//! the server as a sidecar of the API server, agents as pods of the worker.
+//! The way back from a real API server to a real worker that it cannot reach, by `deploy/konnectivity` as it
+//! is. The server is a sidecar of the API server, agents are pods of the worker.
 //!
 //! Everything that kube-apiserver sends that way is used, in each mode of its egress selector and by each way
-//! from agents to the server: a NodePort, a load balancer, the gateway by server name, a corporate proxy.
-//! Then server and agents are killed, frozen, cut off and replaced. What a step says about times is printed
-//! and never asserted: this machine does much else.
+//! from agents to the server. Those ways are a NodePort, a load balancer, the gateway by server name, and a
+//! corporate proxy. Then server and agents are killed, frozen, cut off and replaced. What a step says about
+//! times is printed and never asserted: this machine does much else.
 
 mod agents;
 pub(crate) mod metrics_server;
 mod server;
 mod story;
-mod streams;
+pub(crate) mod streams;
 pub(crate) mod uses;
 
 use std::collections::BTreeSet;

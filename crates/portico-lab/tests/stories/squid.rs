@@ -55,7 +55,7 @@ fn a_worker_behind_a_proxy_that_allows_one_port_of_one_host_joins_and_its_pods_h
     let _wall = Firewall::allow_out_only_to(&worker, &[(middle.address(), SQUID_PORT)]).unwrap();
     nobody_else_is_reached(&worker, &door, &planes);
     let by_name = plane.access().through(&format!("https://{NAME}:{PORT}"));
-    squid.refuses_whom_it_does_not_know(&worker, &by_name);
+    squid.refuses_what_it_does_not_know(&worker, &by_name);
     let by_proxy = by_name.by_proxy(&format!("http://agent:secret@{}:{SQUID_PORT}", middle.address()));
     let node = UserCluster::join_worker_on(&worker, &by_proxy).unwrap();
 
@@ -275,7 +275,7 @@ impl Squid {
     }
 
     /// No password, and another destination: neither gets through.
-    fn refuses_whom_it_does_not_know(&self, worker: &Host, access: &Access) {
+    fn refuses_what_it_does_not_know(&self, worker: &Host, access: &Access) {
         let nobody = format!("http://{}:{SQUID_PORT}", self.address);
         let agent = format!("http://agent:secret@{}:{SQUID_PORT}", self.address);
         for (proxy, url, code) in [

@@ -1,5 +1,5 @@
-//! What both stories of Portico in front of real API servers do, however Portico is deployed: go every way
-//! into a cluster with the real kubectl, keep streams open, change other clusters, and see that nobody
+//! What both stories of Portico in front of real API servers do, however Portico is deployed. They go every
+//! way into a cluster with the real kubectl, keep streams open, change other clusters, and see that nobody
 //! noticed.
 
 use std::fs;

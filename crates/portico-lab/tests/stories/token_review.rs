@@ -1,5 +1,5 @@
-//! Tokens of tunnel clients against a real API server: a service account's token opens its own cluster, by a
-//! TokenReview that the token itself asks for, and stops to when the service account is gone.
+//! Tokens of tunnel clients against a real API server. A service account's token opens its own cluster, by a
+//! TokenReview that the token itself asks for. It stops doing so when the service account is gone.
 //!
 //! The gateway holds no credentials; what it trusts is the CA in an annotation.
 

@@ -1,6 +1,6 @@
-//! Pods on real workers talk to their API server through the tunnel: a seed with two gateways, two user
-//! clusters that advertise an address which exists on their nodes only, workers whose only ways out are the
-//! gateways. Everything on the way is then killed, frozen, cut off, renewed and revoked in turn.
+//! Pods on real workers talk to their API server through the tunnel. There are a seed with two gateways, two
+//! user clusters that advertise an address which exists on their nodes only, and workers whose only ways out
+//! are the gateways. Everything on the way is then killed, frozen, cut off, renewed and revoked in turn.
 //!
 //! One test, since all of it needs the same seed. Its steps are functions, named as what they promise. What a
 //! step says about times is printed and never asserted: this machine does much else.

@@ -176,7 +176,7 @@ impl Settings {
     }
 }
 
-/// Whether the front Service of the seed should exist, and who makes it.
+/// Whether the front Service of the seed should exist, and what makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// It should, and an administrator makes it.

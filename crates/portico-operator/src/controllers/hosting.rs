@@ -213,7 +213,7 @@ impl Context {
                 return Ok(Some(ROOM_PERIOD));
             }
         }
-        self.hold(cluster, served).await?;
+        self.add_finalizer(cluster, served).await?;
         let outcome = self.pass(cluster).await?;
         if let Some(state) = unreadable(served) {
             self.record(cluster, &state, false).await;
@@ -281,7 +281,7 @@ impl Context {
         // Which seed has one that cannot be read is not known: it counts everywhere.
         let unread = all.iter().filter(|served| served.object.is_err());
         let unread = unread.filter_map(|served| served.unread.as_ref());
-        let held = unread.filter(|unread| deletion::holds(&unread.metadata));
+        let held = unread.filter(|unread| deletion::has_finalizer(&unread.metadata));
         let begun = begun.len() + held.count();
         let usable = |other: &Cluster| self.refusal(other).is_none();
         let admitted = quota::admits(limit, cluster, begun, others, usable);

@@ -1,4 +1,4 @@
-//! The controller that makes the gateway: from one Seed, with the rights of deploy/operator.yaml alone; what
+//! The controller that makes the gateway, from one Seed, with the rights of deploy/operator.yaml alone. What
 //! admins break, objects of others, a certificate of others, several Seeds, KKP, and a kill at every write.
 
 use std::collections::BTreeMap;

@@ -381,14 +381,14 @@ async fn killed_at_any_write_the_next_one_leaves_the_same_objects() {
         until("a write that is withheld, or the end", || {
             let reports = killed.clusters().reports;
             let done = ["lb", "np", "tn"].iter().all(|name| reports.contains_key(*name));
-            complete = done && settled(kubectl).is_ok();
+            complete = done && check_complete(kubectl).is_ok();
             ensure!(complete || faulty.rules(|rules| rules.withheld), "{reports:?}");
             Ok(())
         });
         killed.kill().await;
         release(kubectl);
         let next = Running::start(&direct, &format!("next-{writes}"));
-        until("everything", || settled(kubectl));
+        until("everything", || check_complete(kubectl));
         let found = state(kubectl);
         match &expected {
             None => expected = Some(found),
@@ -404,7 +404,7 @@ async fn killed_at_any_write_the_next_one_leaves_the_same_objects() {
 }
 
 /// Whether all three clusters have all that they need.
-fn settled(kubectl: &Kubectl) -> Result<()> {
+fn check_complete(kubectl: &Kubectl) -> Result<()> {
     let reasons: BTreeMap<&str, String> = ["lb", "np", "tn"]
         .into_iter()
         .map(|name| Ok((name, reason(kubectl, name)?)))

@@ -1,6 +1,6 @@
 //! The controllers of the front Service and of ExposedClusters: two replicas, a burst, the listener limit,
-//! the end of the leader; settings of a Seed, a right that is missing, another writer, and a kill between two
-//! writes.
+//! the end of the leader. Also settings of a Seed, a right that is missing, another writer, and a kill
+//! between two writes.
 
 use anyhow::ensure;
 use kube::Client;
@@ -99,7 +99,7 @@ fn published(kubectl: &Kubectl) -> Vec<(u64, u64)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_front_service_follows_the_exposed_services_whoever_leads() {
+async fn the_front_service_follows_the_exposed_services_whichever_replica_leads() {
     let api = ApiServer::start("front").unwrap();
     let kubectl = api.kubectl();
     // Replicas have the rights of deploy/front.yaml and no others.
@@ -322,7 +322,7 @@ async fn a_write_that_lacks_the_right_shows_as_not_published(kubectl: &Kubectl, 
 }
 
 async fn a_writer_that_keeps_reverting_is_yielded_to(kubectl: &Kubectl, client: &Client) {
-    let replica = Replica::start(client, "fought");
+    let replica = Replica::start(client, "reverted");
     expose(kubectl, &["b"]);
     until("yielding", || {
         let theirs = r#"{"spec": {"ports": [{"name": "healthz", "port": 8002, "protocol": "TCP"}]}}"#;

@@ -1,5 +1,5 @@
 //! The controller that makes control planes, beside a real API server with its controllers and without a
-//! node: what it makes of one object, with the rights of deploy/operator.yaml alone; what others break; and a
+//! node. What it makes of one object, with the rights of deploy/operator.yaml alone; what others break; and a
 //! kill at every write.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -582,7 +582,7 @@ fn made(kubectl: &Kubectl, name: &str) -> Vec<Value> {
     all.into_values().collect()
 }
 
-/// As somebody has it who edits a Cluster by definitions that know less.
+/// As a Cluster is once it was edited by definitions that know less.
 fn unreadable(kubectl: &Kubectl, name: &str) {
     let spec = json!([{"op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec",
         "value": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}]);

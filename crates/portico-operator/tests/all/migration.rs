@@ -1,5 +1,5 @@
-//! Migration between strategies beside real API servers and a real gateway: by bytes through each door, back
-//! from each state, with the record lost, and with operators that are killed at each write.
+//! Migration between strategies beside real API servers and a real gateway: by bytes through each door, and
+//! back from each state. Also with the record lost, and with operators that are killed at each write.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

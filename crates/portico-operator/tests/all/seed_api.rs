@@ -1,5 +1,5 @@
-//! A seed's API server that is mute for one of two operators, and one that is slow: one leader at any time,
-//! nothing is written twice, and everything goes on by itself.
+//! A seed's API server that is mute for one of two operators, and one that is slow. There is one leader at
+//! any time, nothing is written twice, and everything goes on by itself.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -24,7 +24,7 @@ fn let_it_lead(kubectl: &Kubectl, service: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_operators_with_services_of_their_own_one_writes_and_the_other_says_whom_it_waits_for() {
+async fn of_two_operators_with_services_of_their_own_one_writes_and_the_other_says_which_one_it_waits_for() {
     let api = ApiServer::start("two-operators").unwrap();
     let kubectl = api.kubectl();
     let client = install_operator(kubectl, api.access()).await;

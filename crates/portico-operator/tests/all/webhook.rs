@@ -1,5 +1,5 @@
-//! The admission webhook, asked by a real API server: mistakes across objects are refused in the words of
-//! `portico check`, what was wrong before may stay, and nothing is refused while it is away. And a kill at
+//! The admission webhook, asked by a real API server. Mistakes across objects are refused in the words of
+//! `portico check`. What was wrong before may stay, and nothing is refused while it is away. And a kill at
 //! every write of it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -185,7 +185,7 @@ fn mistakes_are_refused_in_the_words_of_the_check(kubectl: &Kubectl) {
         (without, "which-seed"),
         (second, "duplicate-configuration"),
     ] {
-        let expected = told_by_the_check(kubectl, &object, reason);
+        let expected = said_by_the_check(kubectl, &object, reason);
         let error = format!("{:#}", dry_run(kubectl, &object).expect_err(reason));
         assert!(expected.iter().any(|text| error.contains(text)), "{error}\nThe check: {expected:?}");
     }
@@ -194,7 +194,7 @@ fn mistakes_are_refused_in_the_words_of_the_check(kubectl: &Kubectl) {
 }
 
 /// What `portico check` says for `reason` with the objects there are, and one more.
-fn told_by_the_check(kubectl: &Kubectl, object: &Value, reason: &str) -> Vec<String> {
+fn said_by_the_check(kubectl: &Kubectl, object: &Value, reason: &str) -> Vec<String> {
     let kinds = "seeds,kubermaticconfigurations,clusters,services";
     let mut all = kubectl.get(&[kinds, "-A"]).unwrap();
     let items = all["items"].as_array_mut().unwrap();

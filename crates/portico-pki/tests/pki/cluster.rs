@@ -126,20 +126,20 @@ fn authorities_that_end_within_a_year_are_told_of_and_go_on_signing() {
     let mut secrets = made(&pki());
     let old = Authority::create("root-ca", KeyKind::default(), early).unwrap();
     secrets.insert("ca".to_owned(), [("ca.crt", old.certificate), ("ca.key", old.key)].map(owned).into());
-    let told = |secrets: &Secrets, now| {
+    let ending_and_lost = |secrets: &Secrets, now| {
         let review = pki().review(secrets, true, now).unwrap();
         (review.ending_authorities(now), review.lost.len())
     };
     let end = early + days(3_650);
     let ca = format!("authorities end, and with each all that it signed: Secret ca on {end}. Portico ");
-    let (text, lost) = told(&secrets, now());
+    let (text, lost) = ending_and_lost(&secrets, now());
     assert!(text.unwrap().starts_with(&ca) && lost == 0);
     // Of one that nothing can be signed with any more it is said too, and of the others in their time.
-    let (text, lost) = told(&secrets, end + days(1));
+    let (text, lost) = ending_and_lost(&secrets, end + days(1));
     assert!(text.unwrap().starts_with(&ca) && lost == 1);
-    let all = told(&made(&pki()), now() + days(3_286)).0.unwrap();
+    let all = ending_and_lost(&made(&pki()), now() + days(3_286)).0.unwrap();
     assert!(["Secret ca on ", "Secret etcd-ca on "].iter().all(|text| all.contains(text)), "{all}");
-    assert_eq!(told(&made(&pki()), now() + days(3_284)), (None, 0));
+    assert_eq!(ending_and_lost(&made(&pki()), now() + days(3_284)), (None, 0));
 }
 
 fn owned((key, value): (&str, String)) -> (String, String) {

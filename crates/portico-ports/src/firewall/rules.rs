@@ -97,17 +97,17 @@ impl Ruleset {
     /// The same, each rule of one network and one range. Rows may overlap, and clouds refuse to have the same
     /// twice: it becomes one rule.
     pub(super) fn split(&self) -> Self {
-        let (mut rules, mut places) = (Vec::new(), HashMap::new());
+        let (mut rules, mut indexes) = (Vec::new(), HashMap::new());
         for rule in &self.rules {
             for &peer in &rule.peers {
                 for range in rule.ranges() {
                     let key = (rule.direction, rule.protocol, peer, range);
-                    let place = *places.entry(key).or_insert(rules.len());
-                    if place == rules.len() {
+                    let index = *indexes.entry(key).or_insert(rules.len());
+                    if index == rules.len() {
                         let ports = range.into_iter().collect();
                         rules.push(Rule { peers: vec![peer], ports, rows: Vec::new(), ..*rule });
                     }
-                    rules[place].rows.extend(&rule.rows);
+                    rules[index].rows.extend(&rule.rows);
                 }
             }
         }

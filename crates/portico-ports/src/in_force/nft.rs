@@ -63,7 +63,7 @@ fn unique(of: &Value, name: &Value) -> String {
     format!("{}/{}/{}", word(&of["family"]), word(&of["table"]), word(name))
 }
 
-/// Where the rule is, for people who look for it.
+/// Where the rule is, so that people find it.
 fn text(rule: &Value) -> String {
     let comment = rule["comment"].as_str().map(|comment| format!(" ({comment})")).unwrap_or_default();
     format!("{} handle {}{comment}", unique(rule, &rule["chain"]), rule["handle"])

@@ -91,9 +91,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_port_that_is_taken_names_the_program() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // An address of its own: nothing else takes the port once it is free.
+        let here = IpAddr::from([127, 77, 0, 1]);
+        let listener = TcpListener::bind((here, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let here = IpAddr::from([127, 0, 0, 1]);
         let Observation::Taken { by } = check(here, Transport::Tcp(port)).await else {
             panic!("it is taken")
         };

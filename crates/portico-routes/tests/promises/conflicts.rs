@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
+use portico_api::service::Service;
 use portico_routes::index::IndexChange;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::RouteState;
 
-use crate::follower::{Follower, index};
+use crate::follower::{Follower, index, seed_index};
 use crate::objects::*;
 
 /// Claims `shared.example.com` and a host of its own.
@@ -84,8 +85,8 @@ fn what_is_planned_for_a_cluster_keeps_its_host_against_every_claim() {
 
 #[test]
 fn a_service_that_is_written_in_place_of_a_planned_one_is_judged_as_written() {
-    let mut index = index([planned(sni("cluster-z/api", "shared.example.com")), claimant("a/x", 1, "")]);
-    index.apply([written(sni("cluster-z/api", "shared.example.com"))]);
+    let service = || sni("cluster-z/api", "shared.example.com");
+    let index = index([planned(service()), claimant("a/x", 1, ""), written(service())]);
     assert_eq!(index.owner(&shared()).as_deref(), Some("a/x"));
 }
 
@@ -133,7 +134,7 @@ fn when_the_older_takes_another_host_the_younger_has_it_at_once() {
 
 #[test]
 fn an_older_that_is_recreated_is_the_younger() {
-    let mut index = index([claimant("a/older", 1, ""), claimant("a/younger", 2, "")]);
+    let mut index = seed_index([claimant("a/older", 1, ""), claimant("a/younger", 2, "")]);
     index.apply([claimant("a/older", 3, "")]);
     assert_eq!(index.owner(&shared()).as_deref(), Some("a/younger"));
 }
@@ -203,6 +204,113 @@ fn a_namespace_without_a_cluster_keeps_its_host_until_another_asks_for_it_anew()
     assert_eq!(index.owner(&shared()).as_deref(), Some("b/api"));
 }
 
+/// Services of a directory. `thief` comes first by name, or is the older.
+fn victim_and_thief(thief_created: Option<i64>) -> [IndexChange; 2] {
+    let thief = sni("cluster-0thief/api", "shared.example.com");
+    let thief = thief_created.into_iter().fold(thief, Service::created);
+    let victim = sni("cluster-s/api", "shared.example.com");
+    [written(thief_created.into_iter().fold(victim, |it, second| it.created(second + 1))), written(thief)]
+}
+
+#[test]
+fn in_a_directory_a_later_service_takes_no_name_from_the_one_that_has_it_and_leaves_nothing_behind() {
+    for created in [None, Some(1)] {
+        let [victim, thief] = victim_and_thief(created);
+        let mut index = index([victim]);
+        let has_it = |index: &Follower| assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-s/api"));
+        assert_eq!(index.apply([thief]).len(), 0, "no byte of the other");
+        has_it(&index);
+        let lines = index.problem_lines();
+        assert!(lines[0].starts_with("Service cluster-0thief/api: "), "{lines:?}");
+        assert!(lines[0].contains("belongs to Service cluster-s/api, which had it before"), "{lines:?}");
+
+        let mapping = r#"{"secure": "shared.example.com"}"#;
+        let edited = service("cluster-s/api", "SNI,Tunneling").mapping(mapping);
+        index.apply([written(created.into_iter().fold(edited, |it, second| it.created(second + 1)))]);
+        has_it(&index);
+        for change in [known("s"), known("0thief"), no_policy("0thief"), no_policy("s")] {
+            index.apply([change]);
+        }
+        has_it(&index);
+
+        index.apply([no_service("cluster-0thief/api")]);
+        has_it(&index);
+        assert!(index.reasons().is_empty());
+        index.apply([no_service("cluster-s/api")]);
+        assert!(index.is_empty());
+    }
+}
+
+#[test]
+fn what_came_with_a_cluster_and_took_a_name_gives_it_back_when_both_go() {
+    for gone in [
+        [no_policy("0thief"), no_service("cluster-0thief/api")],
+        [no_service("cluster-0thief/api"), no_policy("0thief")],
+    ] {
+        let [victim, thief] = victim_and_thief(None);
+        let mut index = index([victim]);
+        index.apply([known("0thief"), thief]);
+        assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-0thief/api"), "as a Cluster's");
+        gone.into_iter().for_each(|change| drop(index.apply([change])));
+        assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-s/api"));
+    }
+}
+
+#[test]
+fn in_a_directory_a_later_service_does_not_inherit_the_name_of_the_one_that_vanishes_for_a_moment() {
+    let [victim, thief] = victim_and_thief(None);
+    let mut index = index([victim.clone()]);
+    index.apply([thief.clone()]);
+    index.apply([no_service("cluster-s/api")]);
+    assert_eq!(kept_for(&index, "cluster-0thief/api").as_deref(), Some("s"));
+    index.apply([victim]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-s/api"));
+    index.apply([no_service("cluster-0thief/api")]);
+    index.apply([thief]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-s/api"));
+    index.apply([written(sni("cluster-s/api", "other.example.com"))]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-0thief/api"), "given up");
+}
+
+#[test]
+fn in_a_directory_numbers_and_authorities_stay_where_they_are_as_well() {
+    let by_port = |name| written(service(name, "NodePort").node_port(30_001));
+    let by_authority = |name| written(service(name, "Tunneling"));
+    let mut index = index([by_port("b/x"), by_authority("c/a.b")]);
+    index.apply([by_port("a/x"), by_authority("b.c/a")]);
+    let owners = |index: &Follower| {
+        [RouteKey::Port(30_001), authority("a.b.c.svc.cluster.local:443")].map(|key| index.owner(&key))
+    };
+    assert_eq!(owners(&index), ["b/x", "c/a.b"].map(|it| Some(it.to_owned())));
+    index.apply([no_service("b/x"), no_service("c/a.b")]);
+    assert_eq!(owners(&index), ["a/x", "b.c/a"].map(|it| Some(it.to_owned())), "nothing is kept of these");
+}
+
+#[test]
+fn one_of_lower_rank_is_not_told_that_age_or_name_would_decide_otherwise() {
+    let [victim, thief] = victim_and_thief(None);
+    let mut index = index([known("s"), victim]);
+    index.apply([known("0thief"), thief, written(sni("other/api", "shared.example.com"))]);
+    let lines = index.problem_lines();
+    let line_of =
+        |name: &str| lines.iter().find(|line| line.starts_with(&format!("Service {name}: "))).unwrap();
+    assert!(line_of("cluster-0thief/api").contains("age or name would decide otherwise"), "{lines:?}");
+    assert!(!line_of("other/api").contains("age or name would decide otherwise"), "{lines:?}");
+}
+
+#[test]
+fn when_a_gateway_starts_the_first_by_name_has_what_another_held() {
+    let [victim, thief] = victim_and_thief(None);
+    assert_eq!(index([victim, thief]).owner(&shared()).as_deref(), Some("cluster-0thief/api"));
+}
+
+#[test]
+fn in_a_seed_cluster_the_older_takes_the_name_when_it_asks_for_it() {
+    let mut index = seed_index([claimant("a/younger", 2, "")]);
+    index.apply([claimant("a/older", 1, "")]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("a/older"), "as with KKP's proxy");
+}
+
 #[test]
 fn a_service_in_the_namespace_of_a_known_cluster_comes_before_every_other() {
     let thief = claimant("thief/x", 1, "");
@@ -268,7 +376,7 @@ fn a_name_that_makes_room_for_newer_ones_leads_to_the_one_that_waits_for_it() {
 
 #[test]
 fn a_service_that_had_its_name_back_loses_it_to_the_older_with_the_17th_that_is_kept() {
-    let mut index = index([with_names("a/api", 1, 1..2), with_names("b/waiting", 2, 1..18)]);
+    let mut index = seed_index([with_names("a/api", 1, 1..2), with_names("b/waiting", 2, 1..18)]);
     index.apply([no_service("a/api"), with_names("a/back", 3, 1..2)]);
     assert_eq!(index.owner(&host("p1.example.com")).as_deref(), Some("a/back"));
     index.apply([with_names("a/more", 1, 2..18)]);

@@ -1,5 +1,6 @@
-//! What an author of EndpointSlices cannot reach through a Service of their own: another tenant's API server
-//! past its allow list, whatever the address; and the gateway itself, which knows how clients come to it.
+//! What an author of EndpointSlices cannot reach through a Service of their own. That is another tenant's API
+//! server past its allow list, whatever the address; and the gateway itself, which knows how clients come to
+//! it.
 
 use portico_api::change::Change;
 use portico_api::names::Tenant;

@@ -180,6 +180,15 @@ fn only_a_service_of_type_node_port_is_exposed_by_port() {
 }
 
 #[test]
+fn of_a_node_port_without_a_number_it_is_said_who_allocates_one() {
+    let index = index([written(service("cluster-a/api", "NodePort").node_port(0))]);
+    let expected = "Service cluster-a/api: spec.ports[0].nodePort: no number is allocated; write a free one, \
+                    or wait: Kubernetes allocates one, and for a directory the gateway, as soon as its range \
+                    has one left";
+    assert_eq!(index.problem_lines(), [expected]);
+}
+
+#[test]
 fn ports_that_are_not_tcp_are_skipped() {
     let mut mixed = service("cluster-a/api", "Tunneling").port("dns", 53).port("sctp", 54);
     mixed.spec.ports[1].protocol = Protocol::UDP;

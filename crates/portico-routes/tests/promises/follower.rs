@@ -17,9 +17,16 @@ pub(crate) struct Follower {
     pub(crate) table: RouteTable<Arc<BackendId>>,
 }
 
-/// An index with `changes` applied and committed.
+/// An index of a directory, with `changes` applied and committed.
 pub(crate) fn index(changes: impl IntoIterator<Item = IndexChange>) -> Follower {
     let mut follower = Follower::new(Settings::default());
+    follower.apply(changes);
+    follower
+}
+
+/// An index of a seed cluster, with `changes` applied and committed.
+pub(crate) fn seed_index(changes: impl IntoIterator<Item = IndexChange>) -> Follower {
+    let mut follower = Follower::new(Settings { in_kubernetes: true, ..Settings::default() });
     follower.apply(changes);
     follower
 }

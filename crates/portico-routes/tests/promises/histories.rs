@@ -186,7 +186,11 @@ fn without_new_services(mut history: Vec<Vec<IndexChange>>) -> Vec<Vec<IndexChan
 
 /// An index that has gone through `history`.
 fn after(history: Vec<Vec<IndexChange>>) -> Follower {
-    let mut follower = Follower::new(settings());
+    lived(settings(), history)
+}
+
+fn lived(settings: Settings, history: Vec<Vec<IndexChange>>) -> Follower {
+    let mut follower = Follower::new(settings);
     for burst in history {
         follower.apply(burst);
     }
@@ -221,8 +225,10 @@ fn check_listing(follower: &Follower) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn following_the_changes_gives_exactly_the_routes_that_are_listed(history in any_history()) {
-        let mut follower = Follower::new(settings());
+    fn following_the_changes_gives_exactly_the_routes_that_are_listed(
+        (in_kubernetes, history) in (any::<bool>(), any_history())
+    ) {
+        let mut follower = Follower::new(Settings { in_kubernetes, ..settings() });
         for burst in history {
             follower.apply(burst);
             check_listing(&follower)?;
@@ -248,10 +254,12 @@ proptest! {
     }
 
     #[test]
-    fn when_every_object_is_deleted_nothing_is_left(history in any_history()) {
+    fn when_every_object_is_deleted_nothing_is_left(
+        (in_kubernetes, history) in (any::<bool>(), any_history())
+    ) {
         let mut world = World::default();
         history.iter().flatten().for_each(|change| world.follow(change.clone()));
-        let mut follower = after(history);
+        let mut follower = lived(Settings { in_kubernetes, ..settings() }, history);
         follower.apply(world.deletions());
         prop_assert!(follower.routes().is_empty() && follower.backends.is_empty());
         prop_assert_eq!((follower.problems().count(), follower.rows().count()), (0, 0));

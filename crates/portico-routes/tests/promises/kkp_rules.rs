@@ -97,7 +97,7 @@ fn listeners_and_authorities_follow_from_type_protocol_and_port_of_the_service()
     for (case, types, change, expected) in [
         ("a listener for each port with a number", "NodePort", node_port as Change, &[PORT][..]),
         ("NodePort needs the type NodePort", "NodePort", as_is, &[]),
-        ("no number is allocated yet", "NodePort", unallocated, &[]),
+        ("no number is allocated", "NodePort", unallocated, &[]),
         ("only TCP is exposed", "NodePort,Tunneling", udp, &[]),
         ("the authority has the Service's port, not its targetPort", "Tunneling", as_is, &[AUTHORITY]),
         ("a tunnel needs no type", "Tunneling", node_port, &[AUTHORITY]),

@@ -6,7 +6,7 @@ use portico_api::change::Change;
 use portico_routes::index::{IndexChange, Settings};
 use portico_routes::table::RouteChange;
 
-use crate::follower::{Follower, index};
+use crate::follower::{Follower, index, seed_index};
 use crate::objects::*;
 
 fn two_clusters() -> [IndexChange; 4] {
@@ -77,7 +77,7 @@ fn a_host_that_changes_its_owner_never_leads_nowhere() {
 
 #[test]
 fn a_backend_that_loses_its_last_route_to_an_older_service_is_gone() {
-    let mut index = index(two_clusters());
+    let mut index = seed_index(two_clusters());
     let said = changes(&mut index, [written(sni("c/older", "b.example.com").created(1))]);
     assert_eq!(
         said,

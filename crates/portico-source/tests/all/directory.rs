@@ -438,9 +438,60 @@ async fn a_file_that_is_no_text_or_too_long_is_reported_and_its_objects_stay() {
     world.until(&["a"]).await;
 }
 
+#[tokio::test]
+async fn a_link_that_leads_nowhere_from_the_beginning_is_reported_whatever_its_name() {
+    let world = World::open(|folder| {
+        fs::write(folder.join("a.yaml"), service("a")).unwrap();
+        symlink("unmounted", folder.join("volume")).unwrap();
+    })
+    .await;
+    let problems: Vec<_> = world.last.problems.iter().map(ToString::to_string).collect();
+    assert!(problems.len() == 1 && problems[0].contains("volume"), "{problems:?}");
+}
+
+#[tokio::test]
+async fn what_a_link_led_to_stays_while_it_leads_nowhere_and_goes_with_the_link() {
+    let mut world = World::open(|folder| {
+        fs::write(folder.join("a.yaml"), service("a")).unwrap();
+        fs::write(folder.join("b.yaml"), service("b")).unwrap();
+        fs::create_dir(folder.join("../elsewhere")).unwrap();
+        fs::write(folder.join("../elsewhere/c.yaml"), service("c")).unwrap();
+        symlink("../elsewhere", folder.join("link")).unwrap();
+    })
+    .await;
+    world.until(&["a", "b", "c"]).await;
+    // In place of a file, as `ln -sf` makes it; and of a folder, as an unmounted volume leaves it.
+    symlink("nowhere", world.path("temporary")).unwrap();
+    fs::rename(world.path("temporary"), world.path("a.yaml")).unwrap();
+    fs::rename(world.path("../elsewhere"), world.path("../away")).unwrap();
+    // It is still watched, by the name of the link.
+    fs::write(world.path("../away/c.yaml"), service("d")).unwrap();
+    symlink("nowhere", world.path("other")).unwrap();
+    // Everything is compared, since inotify does not tell.
+    symlink(".", world.path("up")).unwrap();
+    let unreadable = |world: &World| -> Vec<String> {
+        let files = world.last.problems.iter().map(|problem| problem.file.as_deref().unwrap());
+        files.map(|file| file.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    };
+    while unreadable(&world) != ["a.yaml", "link", "other", "up"] {
+        world.step().await;
+    }
+    assert!(world.last.problems[0].message.contains("leads nowhere"), "{}", world.last.problems[0]);
+    world.put("mark.yaml", &service("mark"));
+    world.until(&["a", "b", "c", "mark"]).await;
+    assert!(world.deleted.is_empty(), "{:?}", world.deleted);
+    fs::remove_file(world.path("link")).unwrap();
+    fs::remove_file(world.path("a.yaml")).unwrap();
+    world.until(&["b", "mark"]).await;
+    while unreadable(&world) != ["other", "up"] {
+        world.step().await;
+    }
+}
+
 /// Links that fork and that lead to `/`, a pipe without a writer, an endless device, gigabytes.
 #[tokio::test]
 async fn what_must_not_be_read_is_reported_and_stops_nothing() {
+    let mkfifo = |path: &Path| std::process::Command::new("mkfifo").arg(path).status().unwrap();
     let mut world = World::open(|folder| {
         fs::write(folder.join("a.yaml"), service("a")).unwrap();
         for level in ["one", "two", "three"] {
@@ -451,7 +502,6 @@ async fn what_must_not_be_read_is_reported_and_stops_nothing() {
         }
         symlink("/", folder.join("everything")).unwrap();
         symlink("/dev/zero", folder.join("endless.yaml")).unwrap();
-        let mkfifo = |path: &Path| std::process::Command::new("mkfifo").arg(path).status().unwrap();
         assert!(mkfifo(&folder.join("pipe.yaml")).success());
         File::create(folder.join("huge.yaml")).unwrap().set_len(5 << 30).unwrap();
         File::create(folder.join("large.yaml")).unwrap().set_len(65 << 20).unwrap();
@@ -467,10 +517,27 @@ async fn what_must_not_be_read_is_reported_and_stops_nothing() {
     }
     world.put("three/b.yaml", &service("b"));
     world.until(&["a", "b"]).await;
+    // Each is reported once, whether it is found by a look at all of them or by its own change.
+    fs::remove_file(world.path("large.yaml")).unwrap();
+    assert!(mkfifo(&world.path("large.yaml")).success());
+    assert!(mkfifo(&world.path("new.yaml")).success());
+    while !is_reported(&world, "new.yaml") {
+        world.step().await;
+    }
+    fs::create_dir(world.path("four")).unwrap();
+    world.put("four/d.yaml", &service("d"));
+    world.until(&["a", "b", "d"]).await;
+    let about = |name: &str| {
+        let path = world.path(name);
+        world.last.problems.iter().filter(|problem| problem.file.as_deref() == Some(&*path)).count()
+    };
+    for name in ["pipe.yaml", "large.yaml", "new.yaml", "endless.yaml", "huge.yaml"] {
+        assert_eq!(about(name), 1, "{name}: {:?}", world.last.problems);
+    }
     // A manifest may become a pipe, and the other way round.
     fs::remove_file(world.path("pipe.yaml")).unwrap();
     world.put("pipe.yaml", &service("c"));
-    world.until(&["a", "b", "c"]).await;
+    world.until(&["a", "b", "c", "d"]).await;
     assert!(!is_reported(&world, "pipe.yaml"));
 }
 

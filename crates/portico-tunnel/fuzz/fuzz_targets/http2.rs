@@ -1,6 +1,6 @@
-//! Whatever bytes a client sends after the preface, authenticated or not: no panic, the connection ends when
-//! its client does, and what it makes the server hold stays within a model of what may be held, and is
-//! nothing in the end.
+//! Whatever bytes a client sends after the preface, authenticated or not: no panic, and the connection ends
+//! when its client does. What it makes the server hold stays within a model of what may be held. In the end
+//! it is nothing.
 //!
 //! The first byte says whether the client has authenticated, and whether it takes its answers. The others
 //! come in pieces, cut where they have a value that the second byte says.
@@ -27,8 +27,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Requests of a client that has not authenticated that the handler may see at once.
 const FIRST_REQUESTS: usize = 16;
 
-/// What an unauthenticated connection may be counted with: itself, its early data, an unfinished frame with a
-/// header block before it, and its requests, each with a token and an authority.
+/// What an unauthenticated connection may be counted with. It is: the connection itself, its early data, an
+/// unfinished frame with a header block before it, and its requests, each with a token and an authority.
 const MOST_UNAUTHENTICATED: usize = 32 * 1024 + 65_535 + 2 * 16 * 1024 + FIRST_REQUESTS * (1024 + 16 * 1024);
 
 /// What any connection may be counted with.

@@ -382,6 +382,10 @@ impl Tunnel {
                 *self.refusal() = None;
                 IdentityState::Accepted
             }
+            // It has no time to say, or cannot ask its API server.
+            status @ (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
+                return Err(RequestError::Refused { status, reason: reason(answer).await });
+            }
             // A gateway of another make, or one that does not know the cluster yet: its refusals count.
             _ => self.refusal().clone().unwrap_or(IdentityState::Unknown),
         };

@@ -1,11 +1,13 @@
 //! Which tenant a client certificate stands for, by the CAs and the revocation lists that are in force.
 //!
 //! TLS accepts any certificate whose key the client holds ([`AnyCertificate`]), because a TLS alert tells a
-//! client next to nothing, and under TLS 1.3 only after its handshake is done. The chain is verified for the
-//! first request, and its problem becomes a sentence in the response. [`Presented::still_identifies`]
-//! verifies it again when the files change, which is how a revocation reaches open connections.
+//! client next to nothing. Under TLS 1.3 it also comes only after the client's handshake is done. The chain
+//! is verified for the first request, and its problem becomes a sentence in the response.
+//! [`Presented::still_identifies`] verifies it again when the files change, which is how a revocation reaches
+//! open connections.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -205,21 +207,36 @@ pub struct Presented {
 #[derive(Debug)]
 struct Found {
     by: Arc<Trust>,
-    /// The second of the clock in which it was found.
-    at: u64,
-    result: Result<Valid, CertificateProblem>,
+    /// The seconds of the clock for which it is the verdict.
+    holds: RangeInclusive<u64>,
+    result: Result<Tenant, CertificateProblem>,
 }
 
 impl Found {
-    /// Whether it still is the verdict. A yes holds while the certificates are valid. A no holds for its
-    /// second: the clock may have been wrong, whatever the reason was.
-    fn holds(&self, trust: &Arc<Trust>, now: u64) -> bool {
-        Arc::ptr_eq(&self.by, trust)
-            && match &self.result {
-                Ok(valid) => (valid.from..=valid.until).contains(&now),
-                Err(_) => self.at == now,
-            }
+    fn by(trust: Arc<Trust>, chain: &[CertificateDer<'_>], now: UnixTime) -> Self {
+        match trust.verify(chain, now) {
+            Ok(Valid { tenant, from, until }) => Self { by: trust, holds: from..=until, result: Ok(tenant) },
+            Err(problem) => Self { by: trust, holds: unchanged(chain, now.as_secs()), result: Err(problem) },
+        }
     }
+
+    /// Whether it still is the verdict.
+    fn holds(&self, trust: &Arc<Trust>, now: u64) -> bool {
+        Arc::ptr_eq(&self.by, trust) && self.holds.contains(&now)
+    }
+}
+
+/// The seconds around `now` in which no certificate of the chain becomes valid or expires. A no holds for all
+/// of them, since the clock decides nothing else. If it held for less, a client without identity could have
+/// its chain verified again and again.
+fn unchanged(chain: &[CertificateDer<'_>], now: u64) -> RangeInclusive<u64> {
+    let validities = chain.iter().map(|certificate| validity_of_der(certificate));
+    // Of each span, the first second that differs from the one before.
+    let changes = validities.flat_map(|(from, until)| [from, until.saturating_add(1)]);
+    let (from, until) = changes.fold((0, u64::MAX), |(from, until), change| {
+        if change <= now { (from.max(change), until) } else { (from, until.min(change - 1)) }
+    });
+    from..=until
 }
 
 impl Presented {
@@ -237,12 +254,8 @@ impl Presented {
         let trust = self.client_cas.trust();
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let known = found.take().filter(|found| found.holds(&trust, now.as_secs()));
-        let known = known.unwrap_or_else(|| {
-            let result = trust.verify(&self.chain, now);
-            Found { by: trust, at: now.as_secs(), result }
-        });
-        let answer =
-            known.result.as_ref().map(|valid| valid.tenant.clone()).map_err(CertificateProblem::clone);
+        let known = known.unwrap_or_else(|| Found::by(trust, &self.chain, now));
+        let answer = known.result.clone();
         *found = Some(known);
         answer
     }
@@ -385,7 +398,9 @@ fn content(sequence: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
-    use portico_lab::pki::{Certificate, Pki};
+    use std::fs;
+
+    use portico_lab::pki::{Authority, Certificate, Pki};
 
     use super::*;
 
@@ -429,6 +444,48 @@ mod tests {
         }
         for wrong in [2000, 2200] {
             assert_eq!(presented.still_identifies_at(&a, year(wrong)), Ok(()), "a clock is no revocation");
+        }
+    }
+
+    #[test]
+    fn a_no_is_kept_until_the_trust_changes_or_a_certificate_becomes_valid_or_expires() {
+        let (pki, other) = (Pki::new(), Authority::new("other").unwrap());
+        let cas = client_cas(&pki);
+        let leaf = |issuer: &Authority| {
+            let leaf = Certificate::cluster("a").not_before(2020, 1, 1).not_after(2100, 1, 1);
+            issuer.issue(leaf).unwrap().certificate().unwrap()
+        };
+        let mut presented = Presented::new(Arc::clone(&cas), &[leaf(&other)]);
+        let unknown = presented.identity_at(year(2050));
+        assert!(matches!(unknown, Err(CertificateProblem::UnknownIssuer { .. })), "{unknown:?}");
+        // Another verification would accept this one.
+        let of_other = std::mem::replace(&mut presented.chain, [leaf(pki.authority())].into());
+        assert_eq!(presented.identity_at(year(2099)), unknown, "seconds and decades later");
+        assert_eq!(presented.identity_at(year(2020)), unknown);
+        assert!(matches!(presented.identity_at(year(2101)), Err(CertificateProblem::Expired { .. })));
+        assert_eq!(presented.identity_at(year(2050)), Ok(Tenant::of_text("a")));
+
+        let presented = Presented::new(Arc::clone(&cas), &of_other);
+        assert_eq!(presented.identity_at(year(2050)), unknown);
+        fs::write(pki.file("ca.crt"), other.cert()).unwrap();
+        assert!(cas.reload().unwrap());
+        assert_eq!(presented.identity_at(year(2050)), Ok(Tenant::of_text("a")));
+    }
+
+    #[test]
+    fn each_second_in_which_a_certificate_becomes_valid_or_expires_ends_a_no() {
+        let ca = Authority::new("ca").unwrap();
+        let valid = |from, until| {
+            let certificate = Certificate::client("a").not_before(from, 1, 1).not_after(until, 1, 1);
+            ca.issue(certificate).unwrap().certificate().unwrap()
+        };
+        let unreadable = CertificateDer::from(vec![1, 2, 3]);
+        let chain = [valid(2020, 2100), unreadable, valid(2030, 2090)];
+        let [y2020, y2030, y2090, y2100] = [2020, 2030, 2090, 2100].map(|at| year(at).as_secs());
+        let spans = [1..=y2020 - 1, y2020..=y2030 - 1, y2030..=y2090, y2090 + 1..=y2100];
+        for span in spans {
+            assert_eq!(unchanged(&chain, *span.start()), span);
+            assert_eq!(unchanged(&chain, *span.end()), span);
         }
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::{Builder, Connection, SendResponse};
-use h2::{Reason, RecvStream, SendStream};
+use h2::{RecvStream, SendStream};
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, PROXY_AUTHORIZATION, WWW_AUTHENTICATE};
 use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -31,8 +31,9 @@ use super::http1::{client_left, goodbye};
 use crate::activity::{Activity, Unanswered};
 use crate::bridge::Bridge;
 use crate::handler::{BadRequest, Handler, Protocol, REASON, Refusal, Request, Side, Upstream};
-use crate::inbound::{Flood, Inbound};
+use crate::inbound::Inbound;
 use crate::keepalive::KeepAlive;
+use crate::reset;
 use crate::settings::{FIRST_REQUESTS, FRAME_SIZE, HEADER_LIST, LATE_FRAMES, SEND_BUFFER, Settings};
 use crate::token::Token;
 use crate::turn::{Batched, batched};
@@ -118,9 +119,9 @@ where
                     return Err(failure);
                 }
                 Ok(Some(Ok((request, respond)))) => {
-                    if rapid_reset.seen(&activity, settings.max_streams) {
-                        dismiss(connection, handler).await;
-                        return Err(Failure::Flood(Flood::Resets));
+                    if rapid_reset.is_on(&activity, settings.max_streams) {
+                        reject(respond, &BadRequest::TooManyCancelled, &**handler);
+                        continue;
                     }
                     unused.had_stream |= request.method() == Method::CONNECT;
                     let tunnel = Tunnel { activity: Arc::clone(&activity), idle: settings.stream_idle };
@@ -153,7 +154,7 @@ where
     H: Handler,
 {
     handler.dismissed();
-    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+    connection.abrupt_shutdown(reset::DISMISSED);
     goodbye(poll_fn(|cx| connection.poll_closed(cx))).await;
 }
 
@@ -167,6 +168,9 @@ fn builder(settings: &Settings) -> Builder {
         // for some seconds cancels all of them. h2's limit of 20 would cost it its streams. `RapidReset`
         // stops attacks.
         .max_pending_accept_reset_streams(settings.max_streams as usize)
+        // h2 remembers those that we have reset for a second, and so ignores what was under way for them. Of
+        // more than fifty it would count it, and in the end cut the streams of all pods for what one sends.
+        .max_concurrent_reset_streams(settings.max_streams as usize)
         .max_local_error_reset_streams(Some(LATE_FRAMES))
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
@@ -215,8 +219,13 @@ fn start<H: Handler>(
     } else {
         BadRequest::Malformed("the request names no authority")
     };
-    let status = handler.refused(&bad_request);
-    refuse(respond, &Refusal::new(status, bad_request.reason()));
+    reject(respond, &bad_request, &**handler);
+}
+
+/// Refuses a request that the handler is not asked about.
+fn reject<H: Handler>(respond: SendResponse<Bytes>, request: &BadRequest, handler: &H) {
+    let status = handler.refused(request);
+    refuse(respond, &Refusal::new(status, request.reason()));
 }
 
 /// A request that has no answer yet. It counts while the client has not authenticated.
@@ -319,7 +328,7 @@ async fn open<H: Handler>(
     };
     drop(waits);
     match connected {
-        None => respond.send_reset(Reason::ENHANCE_YOUR_CALM),
+        None => respond.send_reset(reset::MEMORY),
         Some(None) => drop(activity.cancelled.fetch_add(1, Relaxed)),
         Some(Some(Err(refusal))) => refuse(respond, &refusal),
         Some(Some(Ok(upstream))) => match respond.send_response(Response::new(()), false) {
@@ -450,24 +459,29 @@ impl Patience {
     }
 }
 
-/// Detects a client that keeps cancelling requests before their response (CVE-2023-44487, "rapid reset").
-/// Each costs a route look-up and the start of a connect. h2 counts only requests that are cancelled before
-/// they are accepted, and they are accepted at once.
+/// Bounds what a client begins that keeps cancelling requests before their response (CVE-2023-44487, "rapid
+/// reset"). Each costs a route look-up and the start of a connect. h2 counts only requests that are cancelled
+/// before they are accepted, and they are accepted at once.
+///
+/// The connection stays: an agent passes on what the pods of its node do, and the streams of the others are
+/// on it too.
 struct RapidReset {
     since: Instant,
 }
 
 impl RapidReset {
-    /// Whether more than `most` were cancelled within a second. All streams of a connection at once are no
-    /// attack: an agent whose API server hangs cancels them.
-    fn seen(&mut self, activity: &Activity, most: u32) -> bool {
+    /// Whether more than `most` were cancelled in a second that is not over. All streams of a connection at
+    /// once are no attack: an agent whose API server hangs cancels them.
+    fn is_on(&mut self, activity: &Activity, most: u32) -> bool {
         if activity.cancelled.load(Relaxed) <= most {
             return false;
         }
         let now = Instant::now();
-        let seen = now.duration_since(self.since) < Duration::from_secs(1);
-        self.since = now;
-        activity.cancelled.store(0, Relaxed);
-        seen
+        let is_on = now.duration_since(self.since) < Duration::from_secs(1);
+        if !is_on {
+            self.since = now;
+            activity.cancelled.store(0, Relaxed);
+        }
+        is_on
     }
 }

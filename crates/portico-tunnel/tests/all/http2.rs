@@ -7,8 +7,10 @@ use bytes::Bytes;
 use h2::Reason;
 use http::{Method, StatusCode};
 use portico_lab::clock::Clock;
+use portico_lab::frames::{self, kind};
 use portico_tunnel::{End, Failure, Finished, REASON, Settings, Side};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, advance};
 
 #[tokio::test]
@@ -445,76 +447,95 @@ async fn a_new_token_on_a_connection_without_streams_does_not_keep_it() {
 }
 
 #[tokio::test]
-async fn requests_cancelled_without_end_end_the_connection() {
-    let settings = Settings { max_streams: 10, ..plaintext() };
-    let mut server = Server::start(settings).await;
-    server.routes.gate.send_replace(false);
-    let client = server.client().await;
-    let attack = async {
-        for _ in 0..10_000 {
-            let Ok(mut ready) = client.requests.clone().ready().await else { return };
-            let uri = http::Uri::builder().authority(UPSTREAM).build().unwrap();
-            let request = http::Request::builder().method(Method::CONNECT).uri(uri).body(()).unwrap();
-            let Ok((_answer, mut send)) = ready.send_request(request, false) else { return };
-            // Let it be accepted, or h2 would count it itself.
+async fn requests_cancelled_in_masses_are_refused_for_a_second_and_what_is_open_stays() {
+    /// Opens and cancels streams until one is refused.
+    async fn cancel_until_refused(server: &Server, client: &mut Client) -> u32 {
+        for number in 0..1_000 {
+            let (mut answer, mut send) = client.connect(UPSTREAM).await;
+            // It waits at the gate, or is refused.
             while server.routes.gate.receiver_count() == 0 {
-                if client.connection.is_finished() {
-                    return;
+                tokio::select! {
+                    biased;
+                    answer = &mut answer => {
+                        assert_eq!(answer.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+                        return number;
+                    }
+                    () = tokio::task::yield_now() => {}
                 }
-                tokio::task::yield_now().await;
             }
             send.send_reset(Reason::CANCEL);
             while server.routes.gate.receiver_count() > 0 {
                 tokio::task::yield_now().await;
             }
         }
-        panic!("10,000 requests cancelled, and nothing happened");
-    };
-    patiently(attack).await;
-    assert!(matches!(server.result().await, Err(Failure::Flood(_))));
-    let error = patiently(client.connection).await.unwrap().unwrap_err();
-    assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+        panic!("1,000 requests cancelled, and nothing happened");
+    }
+    let server = Server::start(Settings { max_streams: 10, ..plaintext() }).await;
+    let (mut client, mut open, mut upstream) = server.tunnel().await;
+    tokio::time::pause();
+    server.routes.gate.send_replace(false);
+    assert_eq!(patiently(cancel_until_refused(&server, &mut client)).await, 11);
+    server.routes.gate.send_replace(true);
+    let (answer, _send) = client.connect(UPSTREAM).await;
+    assert_eq!(answer.await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS, "the second is not over");
+    open.write(b"still here");
+    let mut bytes = [0; 10];
+    upstream.read_exact(&mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"still here");
+
+    advance(Duration::from_secs(1)).await;
+    server.tunnel_of(&mut client).await;
+    assert_eq!(*server.routes.refusals.lock().unwrap(), [StatusCode::TOO_MANY_REQUESTS; 2]);
 }
 
 #[tokio::test]
 async fn requests_cancelled_before_they_were_seen_do_not_end_the_connection() {
-    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-    }
-    const HEADERS: u8 = 1;
-    const RESET: u8 = 3;
-    const END_HEADERS: u8 = 4;
-    const SETTINGS: u8 = 4;
-    // Literals without indexing (RFC 7541 section 6.2.2); the names are entries 2 and 1 of the static table.
-    let mut head = vec![2, 7];
-    head.extend(b"CONNECT");
-    head.extend([1, u8::try_from(UPSTREAM.len()).unwrap()]);
-    head.extend(UPSTREAM.as_bytes());
     // What an agent has sent to a gateway that stood still, all of it read at once when it goes on.
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    bytes.extend(frame(SETTINGS, 0, 0, &[]));
+    let mut bytes = frames::opening(&[]);
     for stream in (1..200).step_by(2) {
-        bytes.extend(frame(HEADERS, END_HEADERS, stream, &head));
-        bytes.extend(frame(RESET, 0, stream, &[0, 0, 0, 8]));
+        bytes.extend(frames::connect(stream, UPSTREAM, None));
+        bytes.extend(frames::frame(kind::RST_STREAM, 0, stream, &[0, 0, 0, 8]));
     }
-    bytes.extend(frame(HEADERS, END_HEADERS, 201, &head));
+    bytes.extend(frames::connect(201, UPSTREAM, None));
     let server = Server::start(plaintext()).await;
-    let mut client = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    let mut client = TcpStream::connect(server.address).await.unwrap();
     client.write_all(&bytes).await.unwrap();
-    let answered = async {
-        loop {
-            let mut frame = [0; 9];
-            client.read_exact(&mut frame).await.unwrap();
-            let mut payload = vec![0; usize::from(frame[1]) << 8 | usize::from(frame[2])];
-            client.read_exact(&mut payload).await.unwrap();
-            assert_ne!(frame[3], 7, "GOAWAY: {}", String::from_utf8_lossy(&payload));
-            if frame[3] == HEADERS && frame[8] == 201 {
-                return;
-            }
-        }
+    while next_frame(&mut client).await != (kind::HEADERS, 201) {}
+}
+
+/// Kind and stream of the next frame, which is no GOAWAY.
+async fn next_frame(client: &mut TcpStream) -> (u8, u32) {
+    let read = async {
+        let mut header = [0; 9];
+        client.read_exact(&mut header).await.unwrap();
+        let [high, middle, low, kind, _, a, b, c, d] = header;
+        let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
+        client.read_exact(&mut payload).await.unwrap();
+        assert_ne!(kind, kind::GOAWAY, "{}", String::from_utf8_lossy(&payload));
+        (kind, u32::from_be_bytes([a, b, c, d]))
     };
-    patiently(answered).await;
+    patiently(read).await
+}
+
+/// A pod that writes just when its connection is refused: more such frames than the connection may have of
+/// streams that are forgotten.
+#[tokio::test]
+async fn what_was_under_way_for_refused_requests_does_not_end_the_connection() {
+    let streams = || (1..801).step_by(2);
+    let requests = streams().map(|stream| frames::connect(stream, "404.test:443", None));
+    let late = streams().map(|stream| frames::frame(kind::DATA, 0, stream, b"x"));
+    let ping = frames::frame(kind::PING, 0, 0, &[0; 8]);
+    let server = Server::start(plaintext()).await;
+    let mut client = TcpStream::connect(server.address).await.unwrap();
+    client.write_all(&[frames::opening(&[]), requests.collect::<Vec<_>>().concat()].concat()).await.unwrap();
+    for _ in streams() {
+        while next_frame(&mut client).await.0 != kind::HEADERS {}
+    }
+    let late = late.chain([ping]).collect::<Vec<_>>().concat();
+    for _ in 0..48 {
+        client.write_all(&late).await.unwrap();
+        while next_frame(&mut client).await.0 != kind::PING {}
+    }
 }
 
 /// Sends until the client's window for the stream is used up: its upstream reads nothing.

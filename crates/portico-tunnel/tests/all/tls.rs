@@ -450,6 +450,22 @@ async fn a_chain_with_more_than_five_cas_is_not_even_searched() {
     }
 }
 
+#[tokio::test]
+async fn a_chain_of_made_up_cas_of_one_name_is_not_even_searched() {
+    let pki = pki();
+    let judge = Judge { tls: Arc::new(Tls::load(files(&pki)).unwrap()) };
+    let forged: Vec<_> = (0..5).map(|_| Authority::new("test CA").unwrap()).collect();
+    let leaf = forged[0].issue(Certificate::cluster("a")).unwrap();
+    let chain = |length| {
+        let cas: String = forged[..length].iter().map(Authority::cert).collect();
+        Identity { cert: leaf.cert.clone() + &cas, key: leaf.key.clone() }
+    };
+    assert!(judge.verdict(&pki, &chain(2)).await.unwrap_err().contains("which is none of"));
+    for length in 3..=5 {
+        assert!(judge.ends_handshake(&pki, &chain(length)).await, "{length}");
+    }
+}
+
 #[test]
 fn a_list_with_a_critical_extension_that_is_not_known_is_an_error() {
     let pki = pki();

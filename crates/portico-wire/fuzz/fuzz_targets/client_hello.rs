@@ -1,5 +1,5 @@
-//! Whatever a stranger sends to the SNI listener: no panic, no waiting past the cap, one answer however the
-//! bytes arrive, and never a name that could upset a log or a table.
+//! Whatever a stranger sends to the SNI listener: no panic, no waiting past the cap, and one answer however
+//! the bytes arrive. And never a name that could upset a log or a table.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Whatever a client sends to the tunnel port: no panic, no waiting past the cap, and a head that is taken
+//! Whatever a client sends to the tunnel port: no panic, and no waiting past the cap. A head that is taken
 //! has one end that every reader of HTTP agrees on.
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Whatever a trusted hop sends in front of a connection: no panic, no waiting past the cap, bytes behind the
-//! header change nothing, and what was read can be written and read again.
+//! Whatever a trusted hop sends in front of a connection: no panic, and no waiting past the cap. Bytes behind
+//! the header change nothing, and what was read can be written and read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -95,10 +95,10 @@ impl Packet {
     pub const TYPES: [&str; 8] =
         ["DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN", "Unknown"];
 
-    /// The place of [`Packet::Data`] in [`Self::TYPES`].
+    /// The index of [`Packet::Data`] in [`Self::TYPES`].
     pub const DATA: usize = kind::DATA as usize;
 
-    /// The place of its type in [`Self::TYPES`].
+    /// The index of its type in [`Self::TYPES`].
     pub fn type_index(&self) -> usize {
         let kind = match self {
             Self::DialRequest { .. } => kind::DIAL_REQ,

@@ -49,7 +49,7 @@ Examples:
     /// Ask the agent of this node whether it is ready: exit code 1, if not
     ///
     /// For readiness probes of pods on the host's network. While one agent takes over from another on a node,
-    /// both can be reached at one address, and only one answers; with --instance the answer of the other does
+    /// both can be reached at one address, and only one answers. With --instance the answer of the other does
     /// not count.
     #[command(after_help = "\
 Example:
@@ -57,8 +57,8 @@ Example:
     Ready(ready::Flags),
     /// Try whether this machine reaches an API server as its kubelet does: exit code 1, if not
     ///
-    /// Connects without a proxy, by TLS with the CA of the cluster and the host in the URL as the name, and
-    /// asks for /readyz without any credential, within 10 s. That it answers is enough, also with 401 or 403.
+    /// Connects without a proxy, by TLS with the CA of the cluster and the host in the URL as the name. Asks
+    /// for /readyz without any credential, within 10 s. That it answers is enough, also with 401 or 403.
     /// While a cluster migrates between expose strategies, this runs on every node (deploy/migration.yaml).
     #[command(after_help = "\
 Examples:

@@ -114,8 +114,8 @@ impl Flags {
 /// Standard output is for the objects: what is wrong goes to standard error, with its file and line.
 fn tell(site: &Site, problems: &[Problem]) {
     for problem in problems {
-        let place = site.loaded.line_of(&problem.object, &problem.field);
-        let line = Finding::of_object(problem, place).to_line();
+        let location = site.loaded.line_of(&problem.object, &problem.field);
+        let line = Finding::of_object(problem, location).to_line();
         match problem.severity {
             Severity::Error => tracing::error!("{}", line.trim_end()),
             Severity::Warning => tracing::warn!("{}", line.trim_end()),

@@ -35,8 +35,8 @@ Example:
     /// Start etcd as its data and the other members ask for, and look after it until it ends
     ///
     /// A folder with data is started as it is. An empty one begins a new ring, unless --initialized or
-    /// another member says that there is one: then the member of before is removed, this one is added as a
-    /// learner, gets all data from the others, and votes again. A single member without its data is not
+    /// another member says that there is one. If there is, the member of before is removed. This one is added
+    /// as a learner, gets all data from the others, and votes again. A single member without its data is not
     /// started, and neither is one whose ring has no majority left: restore a volume then.
     ///
     /// While etcd runs, the leader's launcher gives free space back to the file system, one member after the

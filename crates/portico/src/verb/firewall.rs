@@ -42,7 +42,7 @@ pub(crate) struct Command {
 #[derive(Debug, Args)]
 struct Scope {
     /// What the machines are: worker, seed, master, front, ...; several of machines that are several things.
-    /// `portico ports` lists who talks to whom
+    /// `portico ports` lists what talks to what
     #[arg(long, value_name = "ROLE", value_delimiter = ',')]
     role: Vec<String>,
     /// The product whose requirements they are: kkp, kublr or portico

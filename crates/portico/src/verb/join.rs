@@ -45,8 +45,8 @@ Examples:
     ///
     /// For a cluster whose address changes, on each machine that joined by `portico join`. The address is
     /// tried first, as the kubelet would reach it: if no API server of this cluster answers there, nothing is
-    /// changed. Then the server in the kubelet's files is replaced, the kubelet restarted (one of `portico
-    /// join --kubelet` within a second), and waited for: it has to be well, and to renew the lease of its
+    /// changed. Then the server in the kubelet's files is replaced. The kubelet is restarted (one of `portico
+    /// join --kubelet` within a second) and waited for: it has to be well, and to renew the lease of its
     /// Node. Else everything is put back. Containers run on, and the Node stays Ready; open exec, logs -f and
     /// port-forward of this node end. Whatever ends this command, running it again finishes, or with the
     /// former address undoes. Exit code 1 if the machine stays where it was.

@@ -1,9 +1,8 @@
 //! `portico agent reach` beside servers with TLS, of which one is not as it should be.
 
-use std::net::TcpListener;
-
 use portico_lab::hostile_api::HostileApi;
 use portico_lab::pki::Authority;
+use portico_lab::refusing::Refusing;
 use tempfile::TempDir;
 
 use crate::common::{Process, run, stderr, stdout};
@@ -25,7 +24,7 @@ fn reach(urls: &[&str], ca: &str) -> (Option<i32>, String) {
 }
 
 #[test]
-fn whoever_has_the_certificate_is_reached_whether_or_not_it_lets_anybody_in() {
+fn a_server_with_the_certificate_is_reached_whether_or_not_it_lets_anybody_in() {
     let refused = |status: &str| {
         &*format!("HTTP/1.1 {status}\r\ncontent-length: 18\r\n\r\n{{\"message\": \"none\"}}").leak()
     };
@@ -58,7 +57,8 @@ fn a_server_by_another_authority_or_name_or_without_tls_is_not_reached() {
     // Its certificate has the names 127.0.0.1 and localhost.
     let (code, said) = reach(&[&api.url("127.0.0.2")], &ca);
     assert!(code == Some(1) && said.contains("not reached"), "{said}");
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let refusing = Refusing::start().unwrap();
+    let closed = refusing.address();
     let (code, said) = reach(&[&format!("https://{closed}")], &ca);
     assert!(code == Some(1) && said.contains("refused"), "{said}");
 }
@@ -67,7 +67,8 @@ fn a_server_by_another_authority_or_name_or_without_tls_is_not_reached() {
 fn of_several_servers_each_must_be_reached_and_each_is_reported() {
     let api = HostileApi::start(READY, false).unwrap();
     let (_folder, ca) = ca_file(api.authority());
-    let closed = format!("https://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let refusing = Refusing::start().unwrap();
+    let closed = format!("https://{}", refusing.address());
     let (code, said) = reach(&[&api.url("localhost"), &closed], &ca);
     assert_eq!(code, Some(1));
     assert!(said.contains(": reached\n") && said.contains(&format!("{closed}: not reached: ")), "{said}");

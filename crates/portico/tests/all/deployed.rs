@@ -134,7 +134,7 @@ fn every_port_of_the_pods_in_deploy_has_a_row() {
 }
 
 #[test]
-fn whom_the_network_policies_of_deploy_admit_is_in_the_rows() {
+fn what_the_network_policies_of_deploy_admit_is_in_the_rows() {
     let mut compared = 0;
     for (file, policy) in deployed() {
         if file == "network-policy.yaml" {
@@ -146,7 +146,7 @@ fn whom_the_network_policies_of_deploy_admit_is_in_the_rows() {
 }
 
 #[test]
-fn every_port_of_a_hosted_control_plane_has_a_row_and_so_has_whom_its_policies_admit() {
+fn every_port_of_a_hosted_control_plane_has_a_row_and_so_has_what_its_policies_admit() {
     let folder = directory(&[("site.yaml", SITE)]);
     // Under `compact` etcd listens on loopback for its clients, and has no other members.
     for (layout, expected, rules) in [

@@ -1,5 +1,5 @@
-//! The rules that `portico firewall` prints, on every machine of a KKP site, with everything else refused:
-//! what `portico preflight` says of them, and whether what each strategy needs really flows, Konnectivity
+//! The rules that `portico firewall` prints, on every machine of a KKP site, with everything else refused.
+//! What `portico preflight` says of them, and whether what each strategy needs really flows, Konnectivity
 //! beside it.
 
 use std::collections::{BTreeMap, BTreeSet};

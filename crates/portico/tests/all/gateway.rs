@@ -126,7 +126,7 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
     assert!(table.starts_with("CLUSTER") && table.lines().count() == 2, "{table}");
     let (_, none) = get(gateway.admin, "/connections?cluster=b");
     assert_eq!(none.trim(), "[]");
-    it_says_who_comes_by_which_door(&gateway, &stream);
+    it_says_which_clients_come_by_which_door(&gateway, &stream);
     let (_, routes) = get(gateway.admin, "/routes");
     let routes: serde_json::Value = serde_json::from_str(&routes).unwrap();
     assert_eq!(routes["routes"][0]["key"]["port"], port);
@@ -153,7 +153,7 @@ fn it_says_what_is_open_what_is_routed_and_what_is_counted() {
 }
 
 /// Checks the doors of cluster `a`; `stream` is the only open connection.
-fn it_says_who_comes_by_which_door(gateway: &Gateway, stream: &TcpStream) {
+fn it_says_which_clients_come_by_which_door(gateway: &Gateway, stream: &TcpStream) {
     let (_, doors) = get(gateway.admin, "/doors?cluster=a");
     let doors: serde_json::Value = serde_json::from_str(&doors).unwrap();
     let client = stream.local_addr().unwrap().ip();

@@ -1,8 +1,8 @@
 //! Attacks on the binary: each test is named as the promise that it checks.
 //!
-//! One file a subject. [`support`] has what they share: a gateway under a memory limit, and a [`Bystander`],
-//! a client of another cluster that makes requests beside the attack and whose every request has to succeed.
-//! Frames that no library would send are made by `portico_lab::frames`.
+//! One file a subject. [`support`] has what they share: a gateway under a memory limit, and a [`Bystander`].
+//! That is a client of another cluster that makes requests beside the attack. Every one of them has to
+//! succeed. Frames that no library would send are made by `portico_lab::frames`.
 //!
 //! [`Bystander`]: support::Bystander
 

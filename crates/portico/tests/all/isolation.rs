@@ -26,8 +26,9 @@ const SILENT: &str = "silent";
 const CLIENTS: u32 = 5_000;
 /// How often each tries.
 const ATTEMPTS: u32 = 3;
-/// Between two attempts of one client, and the time over which the first ones are spread: thousands a second,
-/// and not all in one moment, which would measure the queue of the kernel and not the gateway.
+/// Between two attempts of one client, and the time over which the first ones are spread. So thousands come a
+/// second, and not all in one moment. All in one moment would measure the queue of the kernel and not the
+/// gateway.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// Most clients that may wait for the silent control plane at a time.
 const MOST_CONNECTING: usize = 256;
@@ -39,9 +40,9 @@ const MOST_REQUESTS: usize = 20_000;
 /// allocator keeps, also where nothing is optimised. A buffer of 64 KiB each, or a queue that grows with
 /// every attempt, would not fit.
 const MOST_GROWTH_KB: u64 = 16 * CLIENTS as u64;
-/// Descriptors on top of one for each client and those of the bounded attempts to connect: for clients that
-/// try again before the gateway has seen the end of their last attempt, for manifests, admin connections and
-/// pipes.
+/// Descriptors on top of one for each client and those of the bounded attempts to connect. They are for
+/// clients that try again before the gateway has seen the end of their last attempt. They are also for
+/// manifests, admin connections and pipes.
 const SLACK: usize = CLIENTS as usize / 2;
 
 /// A fatal alert `internal_error` (RFC 8446): the answer to a client whose control plane cannot be reached.

@@ -70,7 +70,7 @@ impl Cluster {
         Self::of(api)
     }
 
-    /// Without anybody who signs certificates.
+    /// Without anything that signs certificates.
     fn start_alone(name: &str) -> Self {
         Self::of(ApiServer::start_with(name, &FLAGS).unwrap())
     }

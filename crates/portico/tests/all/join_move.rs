@@ -1,4 +1,4 @@
-//! `portico join move` beside a real API server that is reached at several addresses: what changes, what is
+//! `portico join move` beside a real API server that is reached at several addresses. What changes, what is
 //! put back, and what a second run makes of one that was killed.
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.

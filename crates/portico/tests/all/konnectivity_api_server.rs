@@ -5,24 +5,36 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, RawClient, kind};
 use portico_lab::{ApiServer, Kubectl, programs};
+use rustls::ClientConfig;
 use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 
+use crate::common::PATIENCE;
+use crate::hostile::support::{SMALL, connect_from};
+use crate::konnectivity::endpoint::Endpoint;
+use crate::konnectivity::fleet::{Balancer, OPEN_SERVERS};
+use crate::konnectivity::hostile::{Bystander, hostile_call, outlived};
 use crate::konnectivity::metrics::{are_upstreams, page};
 use crate::konnectivity::program::{Program, until};
-use crate::konnectivity::site::{Make, Mode, Site, Transport};
+use crate::konnectivity::site::{Make, Mode, Part, Site, Transport};
+use crate::proof::need_descriptors;
 
 const SERVER: &str = "system:konnectivity-server";
 const ACCOUNT: &str = "konnectivity-agent";
+
+const KNOWN_SERVERS: &str = "konnectivity_network_proxy_agent_known_server_count";
 
 /// What a token of an agent is for, as everybody names it.
 const AUDIENCE: &str = "system:konnectivity-server";
@@ -35,16 +47,21 @@ const BY_TOKEN: [&str; 4] = [
     "--authentication-audience=system:konnectivity-server",
 ];
 
-#[tokio::test]
+/// Strangers, some more than there is room for.
+const STRANGERS: u32 = 1_500;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_and_tokens_with_a_real_api_server() {
     let api = ApiServer::start("konnectivity-api").unwrap();
     for (namespace, name) in [("kube-system", ACCOUNT), ("kube-system", "other"), ("default", ACCOUNT)] {
         api.kubectl().run(&["create", "serviceaccount", "-n", namespace, name]).unwrap();
     }
     servers_keep_leases_and_agents_count_them(&api).await;
+    each_agent_is_at_each_server_however_many_there_are(&api).await;
     api.kubectl().apply(&shipped("server-rights.yaml")).unwrap();
-    an_agent_is_whom_the_api_server_says_its_token_is_of(&api).await;
+    an_agent_has_the_identity_that_the_api_server_says_its_token_is_of(&api).await;
     an_agent_claims_the_node_of_its_tokens_pod_and_no_other(&api).await;
+    a_server_in_a_small_pod_outlives_strangers_with_made_up_tokens(&api).await;
 }
 
 /// A file of `deploy/konnectivity`.
@@ -96,8 +113,7 @@ async fn servers_keep_leases_and_agents_count_them(api: &ApiServer) {
     until("the API server denies the agent its list", || agent.metric(lists, denied) >= 1.0).await;
     kubectl.apply(&shipped("agent-leases.yaml")).unwrap();
 
-    let known = "konnectivity_network_proxy_agent_known_server_count";
-    agent.wait_for_metric(known, "", 2.0).await;
+    agent.wait_for_metric(KNOWN_SERVERS, "", 2.0).await;
     let answered = "http_response_code=\"200\",reason=\"\"";
     let watches = "konnectivity_network_proxy_agent_lease_watches_total";
     until("the agent watches", || agent.metric(watches, answered) >= 1.0).await;
@@ -117,7 +133,7 @@ async fn servers_keep_leases_and_agents_count_them(api: &ApiServer) {
     let ours = [page(&server.program), page(&other.program), page(&agent)].concat();
 
     other.program.signal("TERM");
-    agent.wait_for_metric(known, "", 1.0).await;
+    agent.wait_for_metric(KNOWN_SERVERS, "", 1.0).await;
     assert!(lease(kubectl, "b").is_none());
     drop(server);
 
@@ -130,6 +146,34 @@ async fn servers_keep_leases_and_agents_count_them(api: &ApiServer) {
     let theirs = [page(&server.program), page(&agent)].concat();
     let names = are_upstreams(&theirs, &ours);
     assert_eq!(names.iter().filter(|name| name.contains("_lease_")).count(), 6, "{names:?}");
+}
+
+/// Two servers and two agents behind a balancer become four of each.
+async fn each_agent_is_at_each_server_however_many_there_are(api: &ApiServer) {
+    let site = Site::new(Mode::Grpc, Transport::Unix);
+    // Servers of other tests do not count.
+    let (label, of_server) = ("--lease-label=k8s-app=scaled", kubeconfig(api, SERVER));
+    let of_agents = kubeconfig_of_agents(api, site.folder());
+    let start = async |number: usize| {
+        let id = format!("--server-id=scaled-{number}");
+        site.server(Make::Ours, &[&of_server, "--enable-lease-controller", label, &id]).await
+    };
+    let balancer = Balancer::start(Vec::new()).await;
+    let (mut servers, mut agents) = (Vec::new(), Vec::new());
+    for number in [2, 4] {
+        while servers.len() < number {
+            servers.push(start(servers.len()).await);
+        }
+        balancer.serve(servers.iter().map(|server| server.port()).collect());
+        while agents.len() < number {
+            let counts = ["--count-server-leases", label, &of_agents];
+            agents.push(site.agent(Make::Ours, balancer.port, &counts).await);
+        }
+        for agent in &agents {
+            agent.wait_for_metric(KNOWN_SERVERS, "", number as f64).await;
+            agent.wait_for_metric(OPEN_SERVERS, "", number as f64).await;
+        }
+    }
 }
 
 fn lease(kubectl: &Kubectl, server: &str) -> Option<Value> {
@@ -152,17 +196,12 @@ fn crashed(server: &str, label: &str) -> Value {
     })
 }
 
-async fn an_agent_is_whom_the_api_server_says_its_token_is_of(api: &ApiServer) {
-    let kubectl = api.kubectl();
-    let token = |namespace: &str, name: &str, audience: &str| {
-        let audience = format!("--audience={audience}");
-        kubectl.run(&["create", "token", "-n", namespace, name, &audience]).unwrap()
-    };
+async fn an_agent_has_the_identity_that_the_api_server_says_its_token_is_of(api: &ApiServer) {
+    let token = |namespace: &str, name: &str, audience: &str| token(api, namespace, name, audience, &[]);
     let good = || token("kube-system", ACCOUNT, AUDIENCE);
 
     let way = Way::to(api).await;
-    let access = api.access().through(&way.url()).with_server_name("kubernetes");
-    let kubeconfig = format!("--kubeconfig={}", access.kubeconfig(SERVER, None).unwrap().display());
+    let kubeconfig = way.kubeconfig(api);
     let site = Site::new(Mode::HttpConnect, Transport::Unix);
     let server = site.server(Make::Ours, &[&BY_TOKEN[..], &[&kubeconfig]].concat()).await;
     let agent = async |name: &str, token: &str| {
@@ -215,8 +254,7 @@ async fn an_agent_claims_the_node_of_its_tokens_pod_and_no_other(api: &ApiServer
     });
     kubectl.apply_json(&pod).unwrap();
     let bound = ["--bound-object-kind=Pod", "--bound-object-name=agent-of-node-1"];
-    let create = ["create", "token", "-n", "kube-system", ACCOUNT, &format!("--audience={AUDIENCE}")];
-    let token = kubectl.run(&[&create[..], &bound].concat()).unwrap();
+    let token = token(api, "kube-system", ACCOUNT, AUDIENCE, &bound);
 
     let site = Site::new(Mode::HttpConnect, Transport::Unix);
     let kubeconfig = kubeconfig(api, SERVER);
@@ -231,10 +269,69 @@ async fn an_agent_claims_the_node_of_its_tokens_pod_and_no_other(api: &ApiServer
     };
     let refused = agent("host=node-2").await;
     let line = refused.wait_for_line("may not claim host=node-2").await;
-    assert!(line.contains("node:node-1"), "it is told whom it is taken for: {line}");
+    assert!(line.contains("node:node-1"), "it is told what it is taken for: {line}");
     agent("host=node-1").await.wait_for("/readyz", 200).await;
     assert_eq!(refused.get("/readyz").unwrap().0, 503);
     assert!(refusals(&server.program, "identifiers") >= 1.0);
+}
+
+/// As `deploy/konnectivity` has it, nobody needs a certificate to ask. The API server says nothing about the
+/// tokens of strangers.
+async fn a_server_in_a_small_pod_outlives_strangers_with_made_up_tokens(api: &ApiServer) {
+    need_descriptors(3 * u64::from(STRANGERS));
+    let way = Way::to(api).await;
+    let kubeconfig = way.kubeconfig(api);
+    let site = Site::new(Mode::HttpConnect, Transport::Unix).within(Part::Server, SMALL);
+    let server = site.server(Make::Ours, &[&BY_TOKEN[..], &[&kubeconfig]].concat()).await;
+    let file = site.folder().join("token");
+    std::fs::write(&file, token(api, "kube-system", ACCOUNT, AUDIENCE, &[])).unwrap();
+    let token = format!("--service-account-token-path={}", file.display());
+    let agent = async || site.agent(Make::Ours, server.port(), &[&token]).await;
+    let mut accepted = agent().await;
+    accepted.wait_for("/readyz", 200).await;
+    let (frontend, _) = site.frontend(&server).await;
+    let bystander = Bystander::start(frontend, Endpoint::echo().await);
+    bystander.goes_on().await;
+
+    way.passes(Passes::Nothing);
+    let agents = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
+    let tls = Arc::new(site.pki().client_config(None, &[b"h2"]));
+    let strangers = spawn_blocking(move || strangers_with_tokens(agents, &tls)).await.unwrap();
+    assert!(strangers.len() > 1_200, "only {} strangers were heard", strangers.len());
+    bystander.goes_on().await;
+    until("what has no room is refused", || refusals(&server.program, "crowded") > 0.0).await;
+    until("reviews have no answer in time", || refusals(&server.program, "review") > 0.0).await;
+    outlived(&site, &server.program, &bystander.stop().await);
+
+    drop(strangers);
+    way.passes(Passes::All);
+    agent().await.wait_for("/readyz", 200).await;
+    assert_eq!(accepted.get("/readyz").unwrap().0, 200, "it stays");
+}
+
+/// One half asks with a large token. The other begins a frame as large as it may be.
+fn strangers_with_tokens(agents: SocketAddr, tls: &Arc<ClientConfig>) -> Vec<RawClient> {
+    let unfinished = frames::header(16 << 10, kind::HEADERS, END_HEADERS, 1);
+    let one = |number| {
+        let socket = connect_from(number, agents)?;
+        let mut client = RawClient::over(socket, agents.ip(), tls, PATIENCE).ok()?;
+        let said = if number % 2 == 0 {
+            let token = format!("Bearer made-up-{number:-<7000}");
+            let call = [hostile_call(), vec![("authorization", &*token)]].concat();
+            frames::frame(kind::HEADERS, END_HEADERS, 1, &frames::header_block(&call))
+        } else {
+            [&unfinished[..], &[0; 16 << 10][1..]].concat()
+        };
+        client.send(&[frames::opening(&[(INITIAL_WINDOW_SIZE, 0)]), said].concat()).ok()?;
+        Some(client)
+    };
+    (0..STRANGERS).filter_map(one).collect()
+}
+
+/// A token that the API server issues to a service account.
+fn token(api: &ApiServer, namespace: &str, name: &str, audience: &str, flags: &[&str]) -> String {
+    let audience = format!("--audience={audience}");
+    api.kubectl().run(&[&["create", "token", "-n", namespace, name, &audience], flags].concat()).unwrap()
 }
 
 fn refusals(server: &Program, reason: &str) -> f64 {
@@ -292,8 +389,11 @@ impl Way {
         Self { address, passes }
     }
 
-    fn url(&self) -> String {
-        format!("https://{}", self.address)
+    /// The flag with a kubeconfig of the server that leads here.
+    fn kubeconfig(&self, api: &ApiServer) -> String {
+        let access = api.access().through(&format!("https://{}", self.address));
+        let access = access.with_server_name("kubernetes");
+        format!("--kubeconfig={}", access.kubeconfig(SERVER, None).unwrap().display())
     }
 
     fn passes(&self, passes: Passes) {

@@ -1,5 +1,5 @@
 //! `portico preflight --mesh` on two nodes beside a real API server, with the rights of deploy/mesh.yaml and
-//! no others: the condition on each node, and what it says when a rule is missing.
+//! no others. The condition on each node, and what it says when a rule is missing.
 
 use anyhow::{Result, bail, ensure};
 use portico_lab::control_plane::Options;

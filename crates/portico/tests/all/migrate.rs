@@ -196,7 +196,7 @@ impl Seed {
         self.command(words).output().unwrap()
     }
 
-    /// What an order answers.
+    /// What an order returns: its exit code and what it said.
     fn migrate(&self, words: &[&str]) -> (Option<i32>, String) {
         let output = self.portico(&[&["migrate", "hosted"], words].concat());
         (output.status.code(), stdout(&output) + &stderr(&output))
@@ -408,7 +408,7 @@ fn a_wait_tells_each_change_and_ends_with_the_condition_or_the_time() {
     waiting.wait_for("hosted  Settled      Tunneling is the one way in");
     assert!(waiting.wait().success(), "{}", waiting.said());
 
-    // Somebody else who wants something else ends the wait.
+    // Another strategy, written by somebody else, ends the wait.
     let mut waiting = Process::of(&mut seed.command(&["migrate", "hosted", "--to", "NodePort", "--wait"]));
     waiting.wait_for("from Tunneling to NodePort");
     let other = json!({"spec": {"exposeStrategy": "LoadBalancer"}});
@@ -421,12 +421,12 @@ fn a_wait_tells_each_change_and_ends_with_the_condition_or_the_time() {
 fn who_keeps_a_cluster_decides_and_a_right_that_is_missing_is_reported() {
     let seed = Seed::start("migrate-keeper");
     seed.is("NodePort", None, "NodePort is the one way in");
-    let keeper = || {
+    let owner = || {
         let output = seed.portico(&["migrate", "hosted", "--to", "Tunneling", "--plan", "-o", "json"]);
         let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
         plan["keeper"].as_str().unwrap().to_owned()
     };
-    assert_eq!(keeper(), "hosted");
+    assert_eq!(owner(), "hosted");
     let name = "kubermatic-seed-controller-manager";
     let labels = json!({"app.kubernetes.io/name": name});
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment",
@@ -434,13 +434,13 @@ fn who_keeps_a_cluster_decides_and_a_right_that_is_missing_is_reported() {
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
             "spec": {"containers": [{"name": "manager", "image": "any"}]}}}});
     seed.kubectl().apply_json(&deployment).unwrap();
-    assert_eq!(keeper(), "kkp");
+    assert_eq!(owner(), "kkp");
     let (code, said) = seed.migrate(&["--to", "Tunneling"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("3 Change       KKP") && said.contains("the steps above are yours"), "{said}");
     assert_eq!(seed.cluster()["spec"]["exposeStrategy"], "NodePort");
     seed.kubectl().run(&["delete", "deployment", name, "-n", "kubermatic"]).unwrap();
-    assert_eq!(keeper(), "hosted");
+    assert_eq!(owner(), "hosted");
 
     // Everything but Deployments.
     let verbs = json!(["get", "list"]);

@@ -1,5 +1,5 @@
-//! `portico preflight` where the network has other faults than a firewall at one end: a router that forbids
-//! or has no route, a narrow path, a black hole, one family of two, a clock that is off.
+//! `portico preflight` where the network has other faults than a firewall at one end. The faults: a router
+//! that forbids or has no route, a narrow path, a black hole, one family of two, a clock that is off.
 
 use portico_lab::{Authority, Host, Process};
 use serde_json::Value;

@@ -1,5 +1,5 @@
 //! `portico operator` with many clusters, beside a real API server: what a start costs, what a change writes,
-//! what it holds, and that clusters which cannot be exposed harm no other.
+//! and what it holds. Clusters that cannot be exposed harm no other.
 //!
 //! Needs what the lab needs (`cargo run -p portico-lab -- install`), and root.
 
@@ -213,7 +213,7 @@ fn many_clusters_are_exposed_and_a_change_of_one_writes_its_own_objects_alone() 
     });
     let all = start.elapsed();
     // Passes follow upon the last writes; then there is rest.
-    let settled = |before: u64| {
+    let until_quiet = |before: u64| {
         kubectl.run(&["label", "cluster", "c2", &format!("touched=t{before}"), "--overwrite"]).unwrap();
         operator.wait_work("another pass", |work| passes(work) > before);
         operator.wait_status("nothing to wait", |status| {
@@ -221,10 +221,10 @@ fn many_clusters_are_exposed_and_a_change_of_one_writes_its_own_objects_alone() 
             controllers.is_some_and(|all| all.values().all(|work| work["queued"] == 0))
         });
     };
-    settled(passes(&operator.work()));
+    until_quiet(passes(&operator.work()));
     let (at_rest, before) = (all_writes(&operator.status()), all_versions(kubectl));
     let quiet = requests(kubectl);
-    settled(passes(&operator.work()));
+    until_quiet(passes(&operator.work()));
     let touched_requests = requests(kubectl) - quiet;
     assert_eq!(all_writes(&operator.status()), at_rest, "nothing is written at rest");
 
@@ -232,8 +232,8 @@ fn many_clusters_are_exposed_and_a_change_of_one_writes_its_own_objects_alone() 
     let (quiet, writes_before) = (requests(kubectl), writes(&operator.work()));
     kubectl.run(&["annotate", "cluster", "c2", "portico.k8c.io/endpoints=192.0.2.7:6443"]).unwrap();
     operator.wait_work("the change is written", |work| writes(work) > writes_before + 1);
-    settled(passes(&operator.work()));
-    // Less those of kubectl and of the pass that settles.
+    until_quiet(passes(&operator.work()));
+    // Less those of kubectl and of the pass that is waited for.
     let requests = (requests(kubectl) - quiet).saturating_sub(touched_requests + REQUESTS_OF_KUBECTL);
     assert!(requests <= REQUESTS_OF_A_CHANGE, "{requests} requests");
     let after = all_versions(kubectl);

@@ -1,5 +1,5 @@
 //! `portico ports`, `portico firewall` and `portico capacity`: the contract of JSON, exit codes, and the
-//! messages to those who mistype.
+//! messages about what is mistyped.
 
 use std::process::Output;
 

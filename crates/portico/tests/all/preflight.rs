@@ -16,7 +16,7 @@ use crate::common::{PATIENCE, stderr, stdout};
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_portico");
 
-/// What firewalls let in: the rows it serves, the hosts it stands on, from whom, and what.
+/// What firewalls let in: the rows it serves, the hosts it stands on, from which hosts, and what.
 struct Rule<'a> {
     rows: &'a [&'a str],
     on: &'a [&'a Host],
@@ -272,7 +272,7 @@ fn speaks_tls(host: &Host, name: &str, identity: &Identity, port: &str) -> Proce
 
 /// A corporate proxy: squid, which alone knows where `name` is, and lets everybody through to port 443.
 fn proxy(host: &Host, name: &str, to: &Host) -> Process {
-    /// Whom squid runs as: it refuses to be root.
+    /// The user that squid runs as: it refuses to be root.
     const NOBODY: u32 = 65534;
     let dir = host.dir();
     std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();

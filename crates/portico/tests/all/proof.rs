@@ -1,5 +1,5 @@
-//! What the large tests share: a site of manifests that changes as people change it, a gateway on addresses
-//! of its own, clients of every path, and what the kernel reports about a process.
+//! What the large tests share: a site of manifests that changes as people change it, and a gateway on
+//! addresses of its own. Also clients of every path, and what the kernel reports about a process.
 //!
 //! Every gateway listens on its own address of 127.0.0.0/8, so that these tests run side by side with
 //! well-known ports.

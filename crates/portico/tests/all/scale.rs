@@ -14,8 +14,8 @@ const MOST_BYTES_EACH: u64 = 4_600;
 /// Changes whose cost is averaged.
 const CHANGES: u32 = 20;
 
-/// A cluster with three routes, as they are with the Tunneling strategy: its API server by server name and by
-/// authority, the server of its reverse path by a server name.
+/// A cluster with three routes, as they are with the Tunneling strategy. They lead to its API server by
+/// server name and by authority, and to the server of its reverse path by a server name.
 fn cluster(name: &str, endpoint: SocketAddr) -> String {
     let api_server = manifest(name, None, endpoint);
     let reverse_path = api_server

@@ -1,4 +1,4 @@
-//! Clients that say nothing, or next to nothing: on every listener they cost a bounded number of slots for a
+//! Clients that say nothing, or next to nothing. On every listener they cost a bounded number of slots for a
 //! bounded time, others are served beside them, and nothing is left of them.
 
 use std::io::{ErrorKind, Read, Write};
@@ -100,7 +100,7 @@ fn refusals(gateway: &Gateway, reason: &str, side: &str) -> u64 {
 }
 
 #[test]
-fn whoever_says_too_little_is_sent_away_on_every_listener_and_leaves_nothing_behind() {
+fn a_client_that_says_too_little_is_sent_away_on_every_listener_and_leaves_nothing_behind() {
     const EACH: usize = 20;
     let (_site, gateway) = gateway(&["--hello-timeout", "2500ms"]);
     let before = gateway.usage().descriptors();

@@ -1,4 +1,4 @@
-//! `portico gateway` and the identities of its tunnel clients, as an operator meets them: files that change,
+//! `portico gateway` and the identities of its tunnel clients, as an operator meets them. Files that change,
 //! what the log, `/readyz` and `/metrics` say, one port for everything, and a successor that takes it over.
 //! Clients are curl and openssl.
 

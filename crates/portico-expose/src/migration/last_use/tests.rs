@@ -77,7 +77,7 @@ fn a_gateway_that_is_new_gone_or_counts_anew_may_have_hidden_a_use() {
 }
 
 #[test]
-fn a_few_of_those_who_still_come_are_named_and_not_others_at_every_look() {
+fn a_few_of_the_clients_that_still_come_are_named_and_not_others_at_every_look() {
     let mut last_use = LastUse::new(quieting(), time(0));
     let many: Vec<(u8, u64)> = (1..=9).map(|number| (number, u64::from(number))).collect();
     // Seen by two gateways: the latest counts. A client of long ago no longer comes.

@@ -17,6 +17,7 @@ use portico_api::policy::ClusterPolicy;
 use portico_gateway::{AccessFormat, AccessLog, Config, End, Gateway, Listener, Shared};
 use portico_routes::route::{Backend, BackendId, Route, RouteKey};
 use portico_routes::table::{RouteChange, Update};
+use socket2::{Domain, Socket, Type};
 use tokio::time::Instant;
 
 pub use client::{Client, gateway_name, secured, tls_files, tunnel_address};
@@ -103,6 +104,20 @@ impl Service {
         changes.push(RouteChange::Backend(Change::Delete(self.backend.id.clone())));
         gateway.apply(&Update { changes });
     }
+}
+
+/// A listener that answers no SYN, because its queue is full; with the clients that fill it.
+pub fn silent_endpoint() -> (TcpListener, Vec<TcpStream>) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&LOOPBACK.into()).unwrap();
+    socket.listen(0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    // A queue of nothing has room for one; the kernel may allow one more.
+    let waiting =
+        std::iter::from_fn(|| TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok());
+    let waiting = waiting.take(10).collect();
+    (listener, waiting)
 }
 
 /// A port that no other test takes in the meantime: below those the kernel gives to connections, and each

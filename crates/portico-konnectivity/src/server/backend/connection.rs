@@ -84,8 +84,9 @@ pub(crate) struct PacketWriter {
 impl PacketWriter {
     /// Queues bytes, in turn with other connections. An error: the agent is gone.
     pub(crate) async fn write(&mut self, payload: Bytes) -> Result<(), Ended> {
-        let sent = self.backend.data.send((self.id, Item::Bytes(payload))).await;
-        sent.map_err(|_| Ended::AgentLost)
+        let permit = self.backend.data.reserve().await.map_err(|_| Ended::AgentLost)?;
+        permit.send((self.id, Item::Bytes(self.backend.activity.counted(payload))));
+        Ok(())
     }
 
     /// Closes the connection, behind all that was written. What the endpoint has sent still comes.

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use tokio::time::timeout;
 
 use super::support::*;
-use crate::any_packet::{CHECK, packet, run_any};
+use crate::any_packet::{CHECK, bytes, packet, run_any};
 
 /// In place of the address of an endpoint that echoes, which only the run knows.
 const ECHO: &str = "echo";
@@ -26,6 +26,8 @@ const MOMENT: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone)]
 enum Step {
     Sends(Packet),
+    /// Says what need be no packet, and then leaves. The agent comes back.
+    Says(Vec<u8>),
     Reads,
     /// Accepts a stream that the agent has opened, and sends so many bytes there.
     Accepts(usize),
@@ -38,6 +40,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => packet(ADDRESSES).prop_map(Step::Sends),
+        1 => bytes().prop_map(Step::Says),
         2 => Just(Step::Reads),
         3 => (0..5_000_usize).prop_map(Step::Accepts),
         1 => Just(Step::Resets),
@@ -60,7 +63,7 @@ fn whatever_a_server_sends() {
 
 async fn run(steps: Vec<Step>, says: Says) {
     let has_streams = says.has_streams;
-    let (agent, _server, mut connect) = connected_with(says, |mut settings| {
+    let (agent, mut server, mut connect) = connected_with(says, |mut settings| {
         settings.policy = Policy::new(["127.0.0.1/32".parse().unwrap()]);
         settings
     })
@@ -68,7 +71,7 @@ async fn run(steps: Vec<Step>, says: Says) {
     let (endpoint, _task) = echo().await;
     let mut accepted = Vec::new();
     for step in steps {
-        do_step(&mut connect, endpoint, &mut accepted, step).await;
+        do_step(&mut server, &mut connect, endpoint, &mut accepted, step).await;
     }
 
     connect.dial(endpoint, 1_000);
@@ -83,6 +86,7 @@ async fn run(steps: Vec<Step>, says: Says) {
 }
 
 async fn do_step(
+    server: &mut Server,
     connect: &mut Connect,
     endpoint: SocketAddr,
     accepted: &mut Vec<SendStream<Bytes>>,
@@ -96,6 +100,12 @@ async fn do_step(
                 *address = endpoint.to_string();
             }
             connect.send(&packet);
+        }
+        Step::Says(bytes) => {
+            connect.to_agent.send_data(bytes.into(), false).unwrap();
+            while let Ok(Some(_)) = timeout(MOMENT, connect.next()).await {}
+            connect.to_agent.send_reset(h2::Reason::CANCEL);
+            *connect = server.connect().await;
         }
         Step::Reads => while timeout(MOMENT, connect.packet()).await.is_ok() {},
         Step::Accepts(len) => {

@@ -167,13 +167,13 @@ async fn end_together(agent: &Agent, mut connect: Connect, has_streams: bool) {
 
 /// What abandoned dials have left in the endpoint's queue is taken out meanwhile.
 async fn nothing_is_left(agent: &Agent, endpoint: &Endpoint, before: (usize, usize)) {
-    let settled = tokio::time::timeout(PATIENCE, async {
+    let quiet = tokio::time::timeout(PATIENCE, async {
         while agent.dialling() > 0 || !agent.connections().is_empty() || !is_back_to(before) {
             drop(tokio::time::timeout(Duration::from_millis(10), endpoint.accept()).await);
         }
     });
-    let settled = settled.await;
-    assert!(settled.is_ok(), "{before:?} before, {:?} after", counted());
+    let quiet = quiet.await;
+    assert!(quiet.is_ok(), "{before:?} before, {:?} after", counted());
     assert_eq!(agent.settings().memory.held(), 0);
 }
 

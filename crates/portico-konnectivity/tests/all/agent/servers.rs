@@ -32,7 +32,7 @@ use crate::names::{self, NameServer};
 const REST: Duration = Duration::from_secs(10);
 
 #[tokio::test]
-async fn an_agent_says_who_it_is_and_shows_the_token_as_it_is_now() {
+async fn an_agent_names_itself_and_shows_the_token_as_it_is_now() {
     let pki = pki();
     let mut server = Server::start(&pki, &[Says::upstream("s")]).await;
     let token = pki.write("token", "first\n");

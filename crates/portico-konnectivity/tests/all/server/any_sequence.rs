@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::leaks::{counted, nothing_is_left};
 use super::support::*;
-use crate::any_packet::{CHECK, packet, run_any};
+use crate::any_packet::{CHECK, bytes, packet, run_any};
 
 /// One that the agent is fit for, and one that nobody is.
 const ADDRESSES: &[&str] = &["node:10250", "nobody:9"];
@@ -25,7 +25,11 @@ const MOMENT: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone)]
 enum Step {
     FrontendSends(Packet),
+    /// What need be no packet.
+    FrontendSays(Vec<u8>),
     AgentSends(Packet),
+    /// What need be no packet.
+    AgentSays(Vec<u8>),
     /// Answers the first dial that waits, with this connection.
     AgentAnswers(ConnectId),
     /// Opens a stream for the first dial that waits, and sends so many bytes there.
@@ -39,7 +43,9 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => packet(ADDRESSES).prop_map(Step::FrontendSends),
+        1 => bytes().prop_map(Step::FrontendSays),
         6 => packet(ADDRESSES).prop_map(Step::AgentSends),
+        1 => bytes().prop_map(Step::AgentSays),
         4 => (0..4_i64).prop_map(|number| Step::AgentAnswers(ConnectId(number))),
         3 => (0..5_000_usize).prop_map(Step::AgentOpens),
         2 => Just(Step::AgentReads),
@@ -116,15 +122,16 @@ impl<'a> Peers<'a> {
         match step {
             Step::FrontendSends(packet) => {
                 let packet = self.aimed(packet);
-                if !self.frontend.try_send(packet).await {
-                    self.frontend_comes_back().await;
-                }
+                self.frontend_says(&packet.encoded()).await;
             }
-            Step::AgentSends(packet) => self.agent_sends(packet).await,
+            Step::FrontendSays(bytes) => self.frontend_says(&bytes).await,
+            Step::AgentSends(packet) => self.agent_says(&packet.encoded()).await,
+            Step::AgentSays(bytes) => self.agent_says(&bytes).await,
             Step::AgentAnswers(connection) => {
                 self.read_agent().await;
                 if let Some(dial) = self.asked.pop_front() {
-                    self.agent_sends(Packet::DialResponse { dial, result: Ok(connection) }).await;
+                    let answer = Packet::DialResponse { dial, result: Ok(connection) };
+                    self.agent_says(&answer.encoded()).await;
                 }
             }
             Step::AgentOpens(len) => {
@@ -159,8 +166,14 @@ impl<'a> Peers<'a> {
         packet
     }
 
-    async fn agent_sends(&mut self, packet: Packet) {
-        if !self.agent.stream.try_send(packet).await {
+    async fn frontend_says(&mut self, bytes: &[u8]) {
+        if !self.frontend.try_bytes(bytes).await {
+            self.frontend_comes_back().await;
+        }
+    }
+
+    async fn agent_says(&mut self, bytes: &[u8]) {
+        if !self.agent.stream.try_bytes(bytes).await {
             self.agent_comes_back().await;
         }
     }

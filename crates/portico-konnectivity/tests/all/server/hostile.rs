@@ -1,6 +1,6 @@
 //! Peers that lie, flood, do not read or do not finish. Beside each of them a pair that does no harm goes on.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use portico_konnectivity::grpc::Error;
 use portico_konnectivity::server::{Authentication, Binding, Expected, Mode, Strategy};
 use portico_konnectivity::streams::{OFFER, VERSION};
 use portico_lab::clock::Clock;
-use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, kind};
+use portico_lab::frames::{self, ACK, END_HEADERS, INITIAL_WINDOW_SIZE, kind};
 use portico_wire::konnectivity::{CONNECT_PATH, Code, ConnectId, DialId, PROXY_PATH, Packet};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
@@ -18,10 +18,14 @@ use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 
+use super::leaks::failures_of;
 use super::support::*;
 
 /// Connections that say nothing: more than a port has room for.
-const SILENT: usize = 1_200;
+pub(super) const SILENT: usize = 1_200;
+
+/// The beginning of a TLS record with a ClientHello, which is never finished.
+pub(super) const HALF_HELLO: &[u8] = &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
 
 /// Frames in one write of a flood.
 const BURST: usize = 64;
@@ -61,6 +65,13 @@ impl Bystander {
     }
 }
 
+/// A connection that says this and nothing more.
+pub(super) async fn says(address: SocketAddr, said: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(said).await.unwrap();
+    stream
+}
+
 /// An agent by frames, which keeps none of the rules and reads nothing.
 async fn raw_agent(rig: &Rig) -> TlsStream<TcpStream> {
     let before = rig.status.agents().len();
@@ -72,14 +83,14 @@ async fn raw_agent(rig: &Rig) -> TlsStream<TcpStream> {
 }
 
 /// The first bytes of a client that calls `path` and takes no byte of the answer.
-fn opening(path: &str, metadata: &[(&str, &str)]) -> Vec<u8> {
+pub(super) fn opening(path: &str, metadata: &[(&str, &str)]) -> Vec<u8> {
     let block = frames::header_block(&call_fields(path, metadata));
     let call = frames::frame(kind::HEADERS, END_HEADERS, 1, &block);
     [frames::opening(&[(INITIAL_WINDOW_SIZE, 0)]), call].concat()
 }
 
 /// The fields of a call of `path`.
-fn call_fields<'a>(path: &'a str, metadata: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+pub(super) fn call_fields<'a>(path: &'a str, metadata: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let mut fields = vec![
         (":method", "POST"),
         (":scheme", "https"),
@@ -92,14 +103,16 @@ fn call_fields<'a>(path: &'a str, metadata: &[(&'a str, &'a str)]) -> Vec<(&'a s
     fields
 }
 
-fn refused(rig: &Rig, reason: &str) -> u64 {
-    rig.status.counters().agents_refused().find(|(known, _)| *known == reason).unwrap().1
+fn all_refused(rig: &Rig) -> u64 {
+    rig.status.counters().agents_refused().map(|(_, count)| count).sum()
 }
 
-fn floods() -> Vec<Vec<u8>> {
+pub(super) fn floods() -> Vec<Vec<u8>> {
     let settings = |window| frames::settings(&[(INITIAL_WINDOW_SIZE, window)]);
     vec![
         frames::frame(kind::PING, 0, 0, &[0; 8]),
+        // Of none that was sent.
+        frames::frame(kind::PING, ACK, 0, &[0; 8]),
         [settings(65_535), settings(0)].concat(),
         frames::frame(kind::DATA, 0, 1, b""),
         frames::frame(kind::PRIORITY, 0, 1, &[0, 0, 0, 0, 16]),
@@ -109,7 +122,7 @@ fn floods() -> Vec<Vec<u8>> {
 
 /// Sends the same without a pause, and reads what comes, until the server ends the connection. Returns how
 /// often it could.
-async fn flood(stream: impl AsyncRead + AsyncWrite, frame: &[u8]) -> usize {
+pub(super) async fn flood(stream: impl AsyncRead + AsyncWrite, frame: &[u8]) -> usize {
     let (mut from, mut to) = split(stream);
     let (all, mut said, mut sent) = (frame.repeat(BURST), vec![0; 4096], 0);
     patiently(async {
@@ -124,6 +137,50 @@ async fn flood(stream: impl AsyncRead + AsyncWrite, frame: &[u8]) -> usize {
         }
     })
     .await
+}
+
+/// Calls `path` on thousands of streams and resets each at once, until the server ends the connection.
+/// Beside each hundred of them something else goes on.
+pub(super) async fn storm(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    path: &str,
+    metadata: &[(&str, &str)],
+    mut goes_on: impl AsyncFnMut(),
+) {
+    let (from, mut to) = split(stream);
+    let reads = tokio::spawn(is_closed(from));
+    let call = frames::header_block(&call_fields(path, metadata));
+    let opened_and_reset = |stream: u32| {
+        let cancel = frames::frame(kind::RST_STREAM, 0, stream, &8_u32.to_be_bytes());
+        [frames::frame(kind::HEADERS, END_HEADERS, stream, &call), cancel].concat()
+    };
+    let numbers: Vec<u32> = (3..40_000).step_by(2).collect();
+    for some in numbers.chunks(100) {
+        let all: Vec<u8> = some.iter().flat_map(|number| opened_and_reset(*number)).collect();
+        if patiently(to.write_all(&all)).await.is_err() {
+            break;
+        }
+        goes_on().await;
+    }
+    reads.abort();
+}
+
+#[tokio::test]
+async fn streams_that_an_agent_opens_and_resets_leave_nothing_and_hold_up_nobody() {
+    let rig = rig().await;
+    let mut bystander = Bystander::new(&rig).await;
+    let call = [("agentid", "hostile"), ("agentidentifiers", "host=hostile")];
+    let agent = raw_agent(&rig).await;
+    storm(agent, CONNECT_PATH, &call, async || bystander.goes_on().await).await;
+    until(|| rig.status.agents().len() == 1).await;
+    // One that has not been an agent for longer than a moment.
+    let mut stranger = rig.tls_to(rig.server.agent_address()).await.unwrap();
+    stranger.write_all(&frames::opening(&[])).await.unwrap();
+    storm(stranger, CONNECT_PATH, &call, async || bystander.goes_on().await).await;
+    until(|| rig.status.agents().len() == 1).await;
+    until(|| rig.status.counters().agent_streams.load(Relaxed) == 1).await;
+    assert!(rig.status.memory().0 < 1 << 20);
+    bystander.goes_on().await;
 }
 
 #[tokio::test]
@@ -224,7 +281,7 @@ async fn an_agent_that_is_given_up_is_told_at_once_although_a_connection_of_it_i
     let mut frontend = rig.http("node:1").await;
     let dial = agent.asked("node:1").await;
     let (_stream, _head) = tokio::join!(agent.opens(dial), head(&mut frontend));
-    assert_eq!(agent.stream.lies().await, Some(h2::Reason::CANCEL));
+    assert_eq!(agent.stream.lies(&[0xff; 3]).await, Some(h2::Reason::CANCEL));
 }
 
 /// By tokens that this API server reviews.
@@ -257,7 +314,7 @@ async fn agents_whose_token_is_not_reviewed_in_time_are_told_so() {
     until(|| waiting() == AGENTS as u64).await;
     let clock = Clock::new();
     clock.until("all are refused", || refused(&rig, "review") == AGENTS as u64).await;
-    clock.until("they have left, or are closed", || rig.status.memory().0 == 0).await;
+    clock.until("they have left, or are closed", || rig.status.unauthenticated() == 0).await;
     assert_eq!(refused(&rig, "silent"), 0, "each counts once");
 }
 
@@ -365,6 +422,7 @@ async fn a_frontend_that_does_not_take_its_answer_loses_its_connection_and_holds
     clock.by(sends).await;
     assert_eq!(clock.by(frontend.bytes(7)).await, b"goes on");
     clock.until("the deaf one has lost its connection", || rig.status.established() == 1).await;
+    assert_eq!(failures_of(&rig).into_iter().collect::<Vec<_>>(), [("send_rsp", 1)]);
     frontend.send(Packet::CloseRequest(of_frontend)).await;
     assert_eq!(
         clock.by(frontend.packet()).await,
@@ -437,26 +495,28 @@ async fn an_agent_that_asks_again_and_again_for_what_is_refused_is_given_up_and_
 }
 
 /// Two for each connection: more than many shells allow.
-fn allow_descriptors() {
+pub(super) fn allow_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
 }
 
 #[tokio::test]
-async fn connections_that_say_nothing_make_room_for_agents() {
+async fn connections_that_say_nothing_or_half_a_hello_make_room_for_agents() {
     allow_descriptors();
-    let rig = rig().await;
-    let mut bystander = Bystander::new(&rig).await;
-    let mut silent = Vec::new();
-    for _ in 0..SILENT {
-        silent.push(TcpStream::connect(rig.server.agent_address()).await.unwrap());
+    for said in [&b""[..], HALF_HELLO] {
+        let rig = rig().await;
+        let mut bystander = Bystander::new(&rig).await;
+        let mut strangers = Vec::new();
+        for _ in 0..SILENT {
+            strangers.push(says(rig.server.agent_address(), said).await);
+        }
+        let _agent = rig.agent_with("late", "host=late", false).await;
+        bystander.goes_on().await;
+        until(|| refused(&rig, "crowded") >= (SILENT - 1_024) as u64).await;
+        assert!(rig.status.unauthenticated() <= 1_024);
+        drop(strangers);
+        until(|| rig.status.unauthenticated() == 0).await;
     }
-    let _agent = rig.agent_with("late", "host=late", false).await;
-    bystander.goes_on().await;
-    until(|| refused(&rig, "crowded") >= (SILENT - 1_024) as u64).await;
-    assert!(rig.status.unauthenticated() <= 1_024);
-    drop(silent);
-    until(|| rig.status.unauthenticated() == 0).await;
 }
 
 #[tokio::test]
@@ -477,8 +537,9 @@ async fn connections_that_say_nothing_by_http2_make_room_too() {
 }
 
 #[tokio::test]
-async fn strangers_that_use_up_the_memory_go_before_a_frontend_that_reads_slowly() {
+async fn strangers_take_nothing_of_the_memory_of_a_frontend_that_reads_slowly() {
     const SENT: usize = 500_000;
+    const STRANGERS: u32 = 100;
     let rig = Rig::with(Mode::HttpConnect, |settings| settings.memory = 1 << 20).await;
     let mut bystander = Bystander::new(&rig).await;
     for _ in 0..10 {
@@ -486,13 +547,56 @@ async fn strangers_that_use_up_the_memory_go_before_a_frontend_that_reads_slowly
     }
     // Its socket takes some.
     until(|| rig.status.memory().0 > SENT / 10).await;
+    // The most that a frame of a stranger may have, and none is finished.
+    let header = frames::header(16 << 10, kind::HEADERS, END_HEADERS, 1);
+    let unfinished = [&frames::opening(&[])[..], &header].concat();
     let mut strangers = Vec::new();
-    while refused(&rig, "http2") == 0 {
-        strangers.push(rig.tls_to(rig.server.agent_address()).await.unwrap());
-        assert!(strangers.len() < 100 && rig.status.established() == 1);
+    for _ in 0..STRANGERS {
+        let mut stranger = rig.tls_to(rig.server.agent_address()).await.unwrap();
+        stranger.write_all(&unfinished).await.unwrap();
+        strangers.push(stranger);
     }
+    assert_eq!((rig.status.unauthenticated(), rig.status.established()), (STRANGERS, 1));
+    assert!(rig.status.memory().0 <= SENT);
     assert_eq!(read(&mut bystander.frontend, SENT).await.len(), SENT);
     bystander.goes_on().await;
+    assert_eq!(all_refused(&rig), 0, "nor does the frontend take theirs");
+}
+
+#[tokio::test]
+async fn agents_that_use_up_the_memory_by_messages_they_do_not_finish_keep_no_new_agent_out() {
+    const MEMORY: usize = 1 << 20;
+    const HOSTILE: usize = 8;
+    /// What each of them holds. A thousand bytes of the memory are left.
+    const HELD: usize = MEMORY / HOSTILE - 125;
+    let rig = Rig::with(Mode::HttpConnect, |settings| settings.memory = MEMORY).await;
+    let mut bystander = Bystander::new(&rig).await;
+    // A message of 4 MiB that is not finished.
+    let mut message = vec![0; HELD];
+    message[1..5].copy_from_slice(&(4_u32 << 20).to_be_bytes());
+    // Only once they are acknowledged do SETTINGS give the stream its window.
+    let mut unfinished = frames::frame(kind::SETTINGS, ACK, 0, b"");
+    message.chunks(16 << 10).for_each(|part| unfinished.extend(frames::frame(kind::DATA, 0, 1, part)));
+    let (mut hostile, mut honest) = (Vec::new(), Vec::new());
+    for _ in 0..HOSTILE {
+        let mut agent = raw_agent(&rig).await;
+        agent.write_all(&unfinished).await.unwrap();
+        hostile.push(agent);
+        until(|| rig.status.memory().0 == hostile.len() * HELD).await;
+    }
+    for number in 0..10 {
+        let agent = rig.connect(metadata(&format!("honest-{number}"), "", number % 2 == 0)).await;
+        honest.push(agent.expect("it takes nothing of what others use up"));
+    }
+    // More of the same ends one that holds the memory already.
+    let mut last = raw_agent(&rig).await;
+    last.write_all(&unfinished).await.unwrap();
+    let count = |name| rig.status.agents().iter().filter(|row| row.agent.starts_with(name)).count();
+    until(|| count("hostile") == HOSTILE).await;
+    assert_eq!(count("honest-"), honest.len());
+    bystander.goes_on().await;
+    assert!(rig.status.memory().0 <= MEMORY);
+    assert_eq!(all_refused(&rig), 0);
 }
 
 #[tokio::test]
@@ -594,11 +698,12 @@ async fn of_more_streams_than_a_frontend_may_have_each_is_refused() {
     }
     let mut other = rig.proxy().await;
     other.asks("node:1", 1).await;
-    assert!(matches!(other.packet().await, Packet::DialResponse { result: Err(_), .. }), "it has no agent");
+    // It waits for the first agent.
+    until(|| rig.pending() == 1).await;
 }
 
 /// Until the server has closed it.
-async fn is_closed(mut stream: impl AsyncRead + Unpin) {
+pub(super) async fn is_closed(mut stream: impl AsyncRead + Unpin) {
     while stream.read(&mut [0; 1024]).await.is_ok_and(|read| read > 0) {}
 }
 
@@ -644,26 +749,6 @@ async fn a_frontend_by_grpc_without_a_stream_is_given_up_after_two_minutes_and_o
     assert!((60..=121).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
     agent.stream.data(connection, b"goes on").await;
     assert_eq!(clock.by(frontend.bytes(7)).await, b"goes on");
-}
-
-#[tokio::test]
-async fn a_frontend_that_floods_frames_is_given_up() {
-    let rig = Rig::start(Mode::Grpc).await;
-    let (mut agent, mut frontend) = (rig.agent("a").await, rig.proxy().await);
-    frontend.asks("node:1", 1).await;
-    let of_agent = agent.accepts("node:1", 1).await;
-    let Packet::DialResponse { result: Ok(of_frontend), .. } = frontend.packet().await else { panic!() };
-    for frame in floods() {
-        let mut hostile = UnixStream::connect(&rig.socket).await.unwrap();
-        hostile.write_all(&opening(PROXY_PATH, &[])).await.unwrap();
-        let sent = flood(hostile, &frame).await;
-        assert!(sent < 40_000, "{sent} frames {:?}", &frame[..9]);
-        frontend.data(of_frontend, b"ping").await;
-        assert_eq!(
-            agent.stream.packet().await,
-            Packet::Data { connection: of_agent, payload: "ping".into() }
-        );
-    }
 }
 
 #[tokio::test]

@@ -54,6 +54,8 @@ async fn dials_that_end_in_every_way() {
         without_an_answer(mode, is_native).await;
         with_their_agent(mode, is_native).await;
     }
+    before_the_first_agent(Mode::HttpConnect).await;
+    before_the_first_agent(Mode::Grpc).await;
     // One after the other: beside the megabytes of the other, four seconds would be over first.
     unread(Mode::HttpConnect).await;
     unread(Mode::Grpc).await;
@@ -152,6 +154,28 @@ async fn without_an_answer(mode: Mode, is_native: bool) {
     assert_eq!(failures_of(&rig), BTreeMap::from([("backend_dial_timeout", TOGETHER.unsigned_abs())]));
 }
 
+/// Dials of a new server: frontends that leave meanwhile, and those that wait for too long.
+async fn before_the_first_agent(mode: Mode) {
+    let limit = Duration::from_millis(500);
+    let rig = Rig::with(mode, |settings| settings.dial_timeout = limit).await;
+    let before = counted();
+    let (mut leave, mut stay) = (Vec::new(), Vec::new());
+    for _ in 0..TOGETHER {
+        leave.push(Frontend::asks(&rig, mode, "node:9").await);
+        stay.push(Frontend::asks(&rig, mode, "node:9").await);
+    }
+    drop(leave);
+    for mut frontend in stay {
+        frontend.is_refused().await;
+    }
+    nothing_is_left(&rig, before).await;
+    // Those of a slow machine may have waited for too long before they left.
+    let failures = failures_of(&rig);
+    assert_eq!(failures.values().sum::<u64>(), 2 * TOGETHER.unsigned_abs(), "{failures:?}");
+    assert!(failures.keys().all(|reason| ["no_agent", "frontend_close"].contains(reason)), "{failures:?}");
+    rig.agent("a").await;
+}
+
 /// Dials that wait for an agent, and connections, when it goes.
 async fn with_their_agent(mode: Mode, is_native: bool) {
     let rig = Rig::start(mode).await;
@@ -178,7 +202,7 @@ async fn with_their_agent(mode: Mode, is_native: bool) {
     assert_eq!(ends_of(&rig), BTreeMap::from([("agent_lost", TOGETHER.unsigned_abs())]));
 }
 
-/// Frontends of an upstream agent that read nothing: more than all may be behind by, so that some go for
+/// Frontends of an upstream agent that read nothing. They are behind by more than all may be. So some go for
 /// that, and the others once they have not read for four seconds.
 async fn unread(mode: Mode) {
     let small = |settings: &mut Settings| {
@@ -220,13 +244,16 @@ pub(super) async fn nothing_is_left(rig: &Rig, before: (usize, usize)) {
         &counters.pending,
         &counters.full_agents,
         &counters.full_frontends,
+        &counters.reviews_waiting,
     ];
+    let agents = &counters.agent_streams;
+    until(|| agents.load(Relaxed) == rig.status.agents().len() as u64).await;
     until(|| rig.status.established() == 0 && gauges.iter().all(|gauge| gauge.load(Relaxed) == 0)).await;
     until(|| is_back_to(before) && rig.status.memory().0 == 0).await;
     assert!(rig.status.connections().is_empty());
 }
 
-fn failures_of(rig: &Rig) -> BTreeMap<&'static str, u64> {
+pub(super) fn failures_of(rig: &Rig) -> BTreeMap<&'static str, u64> {
     rig.status.counters().failures().filter(|(_, count)| *count > 0).collect()
 }
 

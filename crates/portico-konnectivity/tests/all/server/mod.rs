@@ -4,6 +4,7 @@ mod agents;
 mod any_sequence;
 mod connect;
 mod hostile;
+mod hostile_frontends;
 mod leaks;
 mod leases;
 mod proxy;

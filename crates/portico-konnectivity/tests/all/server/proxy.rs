@@ -15,16 +15,6 @@ async fn rig() -> (Rig, Agent, Stream) {
     (rig, agent, frontend)
 }
 
-/// An established connection: its number for the frontend, and for the agent.
-async fn established(agent: &mut Agent, frontend: &mut Stream, number: i64) -> (ConnectId, ConnectId) {
-    frontend.asks("node:10250", 77).await;
-    let of_agent = agent.accepts("node:10250", number).await;
-    match frontend.packet().await {
-        Packet::DialResponse { dial: DialId(77), result: Ok(of_frontend) } => (of_frontend, of_agent),
-        other => panic!("{other:?}"),
-    }
-}
-
 fn closed(connection: ConnectId) -> Packet {
     Packet::CloseResponse { connection, error: String::new() }
 }
@@ -50,11 +40,44 @@ async fn a_dial_succeeds_carries_data_and_the_frontend_closes() {
 }
 
 #[tokio::test]
-async fn that_there_is_no_agent_is_reported_to_the_frontend() {
-    let rig = Rig::start(Mode::Grpc).await;
-    let mut frontend = rig.proxy().await;
+async fn bytes_that_wait_for_an_agent_count_in_the_memory_when_their_frontend_has_left() {
+    const MESSAGE: usize = 60_000;
+    let (rig, mut agent, mut frontend) = rig().await;
+    let (connection, of_agent) = established(&mut agent, &mut frontend, 1).await;
+    let uploads = tokio::spawn(async move {
+        while frontend.try_send(Packet::Data { connection, payload: vec![1; MESSAGE].into() }).await {}
+    });
+    // The agent's window is used up, and more waits.
+    until(|| rig.status.connections()[0].up >= AGENT_WINDOW + MESSAGE as u64).await;
+    uploads.abort();
+    assert!(uploads.await.unwrap_err().is_cancelled(), "it is stuck");
+    until(|| rig.status.established() == 0).await;
+    assert!(rig.status.memory().0 > MESSAGE, "{} bytes", rig.status.memory().0);
+    while agent.stream.packet().await != Packet::CloseRequest(of_agent) {}
+    until(|| rig.status.memory().0 == 0).await;
+}
+
+#[tokio::test]
+async fn that_there_is_no_agent_any_more_is_reported_to_the_frontend() {
+    let (rig, agent, mut frontend) = rig().await;
+    drop(agent);
+    until(|| rig.status.agents().is_empty()).await;
     frontend.asks("node:10250", 77).await;
     assert_eq!(frontend.packet().await, refused("No agent available"));
+}
+
+#[tokio::test]
+async fn a_dial_at_a_new_server_waits_for_the_first_agent_and_ends_with_its_frontend() {
+    let rig = Rig::start(Mode::Grpc).await;
+    let (mut left, mut stays) = (rig.proxy().await, rig.proxy().await);
+    left.asks("node:10250", 77).await;
+    until(|| rig.pending() == 1).await;
+    stays.asks("node:10250", 77).await;
+    until(|| rig.pending() == 2).await;
+    drop(left);
+    until(|| rig.pending() == 1).await;
+    let mut agent = rig.agent("first").await;
+    accepted(&mut agent, &mut stays, 1).await;
 }
 
 #[tokio::test]

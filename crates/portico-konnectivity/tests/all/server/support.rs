@@ -4,6 +4,7 @@ use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -48,6 +49,11 @@ pub(crate) async fn until(mut happened: impl FnMut() -> bool) {
     .await;
 }
 
+/// How many connections to the agent port were refused for that reason.
+pub(crate) fn refused(rig: &Rig, reason: &str) -> u64 {
+    rig.status.counters().agents_refused().find(|(known, _)| *known == reason).unwrap().1
+}
+
 /// A server on a Unix socket, and what its agents need.
 pub(crate) struct Rig {
     pub(crate) status: Status,
@@ -63,6 +69,11 @@ impl Rig {
     /// The reasons that connections have ended for, each with its number.
     pub(crate) fn ends(&self) -> Vec<(&'static str, u64)> {
         self.status.counters().ends().filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// The dials under way.
+    pub(crate) fn pending(&self) -> u64 {
+        self.status.counters().pending.load(Relaxed)
     }
 
     pub(crate) async fn start(mode: Mode) -> Self {
@@ -201,6 +212,29 @@ pub(crate) async fn proxy_over(stream: impl AsyncRead + AsyncWrite + Unpin + Sen
     stream
 }
 
+/// An established connection of a frontend by gRPC: its number for the frontend, and for the agent.
+pub(crate) async fn established(
+    agent: &mut Agent,
+    frontend: &mut Stream,
+    number: i64,
+) -> (ConnectId, ConnectId) {
+    frontend.asks("node:10250", 77).await;
+    accepted(agent, frontend, number).await
+}
+
+/// The same for a frontend that has asked.
+pub(crate) async fn accepted(
+    agent: &mut Agent,
+    frontend: &mut Stream,
+    number: i64,
+) -> (ConnectId, ConnectId) {
+    let of_agent = agent.accepts("node:10250", number).await;
+    match frontend.packet().await {
+        Packet::DialResponse { dial: DialId(77), result: Ok(of_frontend) } => (of_frontend, of_agent),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn issue(ca: &Authority, folder: &Path) {
     let certificate = Certificate::server(&["localhost", "127.0.0.1"]);
     ca.issue(certificate).unwrap().write(folder, "server").unwrap();
@@ -277,9 +311,14 @@ impl Stream {
 
     /// Returns false if the server has ended the stream.
     pub(crate) async fn try_send(&mut self, packet: Packet) -> bool {
+        self.try_bytes(&packet.encoded()).await
+    }
+
+    /// Like [`Self::try_send`], for bytes that need be no packet.
+    pub(crate) async fn try_bytes(&mut self, bytes: &[u8]) -> bool {
         let sent = async {
             self.sender.ready().await?;
-            self.sender.send(&packet.encoded(), Bytes::new());
+            self.sender.send(bytes, Bytes::new());
             self.sender.ready().await
         };
         patiently(sent).await.is_ok()
@@ -331,11 +370,11 @@ impl Stream {
         self.sender.reset(h2::Reason::CANCEL);
     }
 
-    /// Sends a message that is no packet. Returns why the server has reset the stream; `None` if it ends, or
-    /// the connection does.
-    pub(crate) async fn lies(&mut self) -> Option<h2::Reason> {
+    /// Sends bytes that are no message with a packet. Returns why the server has reset the stream; `None` if
+    /// it ends, or the connection does.
+    pub(crate) async fn lies(&mut self, bytes: &[u8]) -> Option<h2::Reason> {
         patiently(self.sender.ready()).await.unwrap();
-        self.sender.send(&[0xff; 3], Bytes::new());
+        self.sender.send(bytes, Bytes::new());
         patiently(self.sender.ready()).await.unwrap();
         match patiently(self.receiver.message()).await {
             Err(Error::Http(error)) if error.is_reset() => error.reason(),

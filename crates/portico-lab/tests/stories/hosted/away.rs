@@ -1,4 +1,4 @@
-//! The API server of the seed is away: people who use hosted clusters must not miss it.
+//! The API server of the seed is away: users of hosted clusters must not miss it.
 
 use std::time::{Duration, Instant};
 

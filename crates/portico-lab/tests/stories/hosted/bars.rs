@@ -54,7 +54,7 @@ fn hosted_clusters_hold_their_bars() {
                 operated::wait_condition(&seed, ALONE, condition).unwrap();
             }
             if round + 1 == rounds && layout == "compact" {
-                memory = settled_memory(&hosted);
+                memory = memory_at_rest(&hosted);
             }
             ends.push(delete(&seed, &[ALONE]));
         }
@@ -137,7 +137,7 @@ fn delete(seed: &Seed, names: &[&str]) -> f64 {
 
 /// The private memory of the one pod, in MiB, once the garbage of its start has been collected: Go looks at
 /// least every two minutes.
-fn settled_memory(hosted: &Hosted<'_>) -> f64 {
+fn memory_at_rest(hosted: &Hosted<'_>) -> f64 {
     let pod = hosted.ready_pod("app=apiserver").unwrap();
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(180) {

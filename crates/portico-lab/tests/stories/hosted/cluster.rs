@@ -222,6 +222,12 @@ impl<'a> Hosted<'a> {
         Ok(())
     }
 
+    /// The UID of the pod of this name.
+    pub(super) fn uid_of(&self, pod: &str) -> String {
+        let pod = self.seed.kubectl().get(&["pod", pod, "-n", &self.namespace()]).unwrap();
+        pod["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
     /// The UID of the only pod with this label, once it is ready.
     pub(super) fn ready_pod(&self, label: &str) -> Result<String> {
         wait::until("one pod", STARTING, || {

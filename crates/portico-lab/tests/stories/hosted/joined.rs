@@ -1,5 +1,5 @@
 //! Machines become nodes of hosted clusters by `portico join`, two of the first two clusters each and one of
-//! the third; and what people do with a cluster works there: Services, names, Jobs, rights, definitions,
+//! the third. What people do with a cluster works there: Services, names, Jobs, rights, definitions,
 //! webhooks. Every API server of a cluster reaches its nodes, also where there is more than one.
 
 use std::thread;
@@ -12,6 +12,11 @@ use serde_json::{Value, json};
 use super::cluster::{API_SERVERS, Hosted, STARTING};
 use crate::konnectivity::{metrics_server, uses};
 use crate::support::SOON;
+
+/// Flags of kubectl for one API server.
+pub(super) fn by(server: &str) -> [&str; 3] {
+    [server, "--tls-server-name=kubernetes", "--request-timeout=20s"]
+}
 
 /// Names and addresses of pods of each machine; the machine's number is the second of two.
 fn machine(cluster: usize, number: usize) -> (String, String) {
@@ -112,18 +117,16 @@ impl Hosted<'_> {
         let name = node.host().name();
         let script = "echo \"it runs\"; sleep 3600";
         kubectl.apply_json(&pod(name, json!({"nodeName": name}), script)).unwrap();
-        // Past the gateway, which chooses one of them for each connection.
-        let (kubectl, servers) =
-            (Kubectl::new(self.seed.host(), kubectl.kubeconfig()).unwrap(), self.servers());
-        for server in &servers {
-            let at = [server, "--tls-server-name=kubernetes", "--request-timeout=20s"];
+        let (kubectl, servers) = (self.past_the_gateway(), self.api_servers());
+        for (_, server) in &servers {
             wait::until("the log by Konnectivity", STARTING, || {
-                let log = kubectl.run(&[&at[..], &["logs", name]].concat())?;
+                let log = kubectl.run(&[&by(server)[..], &["logs", name]].concat())?;
                 ensure!(log.trim() == "it runs", "{log}");
                 Ok(())
             })
             .unwrap();
-            let said = kubectl.run(&[&at[..], &["exec", name, "--", "echo", "it works"]].concat()).unwrap();
+            let said =
+                kubectl.run(&[&by(server)[..], &["exec", name, "--", "echo", "it works"]].concat()).unwrap();
             assert_eq!(said.trim(), "it works", "{server}");
         }
         let words = ["exec", name, "--", "echo", "it works"];
@@ -132,13 +135,21 @@ impl Hosted<'_> {
         say(format_args!("{}: logs and exec of a pod on {name} after {seconds:.1} s", self.name));
     }
 
-    /// Flags of kubectl for each of its API servers.
-    fn servers(&self) -> Vec<String> {
+    /// kubectl for one of its API servers, [named](by) with each command. The gateway chooses one for each
+    /// connection.
+    pub(super) fn past_the_gateway(&self) -> Kubectl {
+        Kubectl::new(self.seed.host(), self.kubectl.kubeconfig()).unwrap()
+    }
+
+    /// Each of its API servers: the pod, and the flag of kubectl that names it.
+    pub(super) fn api_servers(&self) -> Vec<(String, String)> {
         let pods = ["pods", "-n", &self.namespace(), "-l", "app=apiserver"];
         let pods = self.seed.kubectl().get(&pods).unwrap();
-        let flag =
-            |pod: &Value| format!("--server=https://{}:6443", pod["status"]["podIP"].as_str().unwrap());
-        let servers: Vec<String> = pods["items"].as_array().unwrap().iter().map(flag).collect();
+        let one = |pod: &Value| {
+            let server = format!("--server=https://{}:6443", pod["status"]["podIP"].as_str().unwrap());
+            (pod["metadata"]["name"].as_str().unwrap().to_owned(), server)
+        };
+        let servers: Vec<_> = pods["items"].as_array().unwrap().iter().map(one).collect();
         assert_eq!(servers.len(), if self.layout == "dedicated" { API_SERVERS } else { 1 }, "{servers:?}");
         servers
     }

@@ -1,6 +1,6 @@
 //! The long forms of [`migrated`](super::migrated), each on a seed of its own with a hosted cluster and two
-//! machines: all directions, the way back from each state, a machine that is away, a client that stays.
-//! `scripts/prove migration` runs them.
+//! machines. They are all directions, the way back from each state, a machine that is away, and a client that
+//! stays. `scripts/prove migration` runs them.
 
 use std::time::{Duration, Instant};
 

@@ -38,7 +38,7 @@ impl Hosted<'_> {
         }
     }
 
-    /// The administrator, and a person for whom `portico kubeconfig` has the cluster sign a certificate.
+    /// The administrator, and a person with a certificate that `portico kubeconfig` has the cluster sign.
     pub(super) fn knows_its_people(&self) {
         let who = |kubectl: &Kubectl| -> Value {
             let said = kubectl.run(&["auth", "whoami", "--output=json"]).unwrap();

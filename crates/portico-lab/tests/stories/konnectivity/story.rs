@@ -11,7 +11,7 @@ pub(crate) const EXTERNAL_NAME: &str = "north.kubermatic.kkp.example.com";
 /// The NodePort of Service `konnectivity-server`.
 pub(crate) const AGENT_PORT: u16 = 30_132;
 
-/// A worker that nothing reaches from outside, its cluster, and those who use it.
+/// A worker that nothing reaches from outside, its cluster, and its users.
 pub(crate) struct Story {
     // Dropped in this order: the worker before what it talks to.
     pub(crate) worker: Node,

@@ -34,7 +34,7 @@ impl Streams {
             let [one, other] = agents.ready(story);
             let count = || [&one, &other].map(|agent| agent.connections(story).unwrap());
             let before = count();
-            let exec = Exec::start(story.kubectl());
+            let exec = Exec::start(story.kubectl(), &[], "web");
             let after = count();
             let agent = match (after[0].saturating_sub(before[0]), after[1].saturating_sub(before[1])) {
                 (1, 0) => one,
@@ -70,16 +70,17 @@ impl Streams {
     }
 }
 
-/// A shell's `cat` in the pod.
-struct Exec {
+/// A `cat` in a pod.
+pub(crate) struct Exec {
     child: Child,
     to_pod: ChildStdin,
     from_pod: BufReader<ChildStdout>,
 }
 
 impl Exec {
-    fn start(kubectl: &Kubectl) -> Self {
-        let mut command = kubectl.command(&["exec", "-i", "web", "--", "cat"]).unwrap();
+    /// By kubectl with these flags.
+    pub(crate) fn start(kubectl: &Kubectl, flags: &[&str], pod: &str) -> Self {
+        let mut command = kubectl.command(&[flags, &["exec", "-i", pod, "--", "cat"]].concat()).unwrap();
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = piped.spawn().unwrap();
         let to_pod = child.stdin.take().unwrap();
@@ -90,7 +91,7 @@ impl Exec {
     }
 
     /// Whether a line comes back. A stream that hangs is ended by the lab's limit on a story.
-    fn beat(&mut self) -> bool {
+    pub(crate) fn beat(&mut self) -> bool {
         let mut back = String::new();
         let sent = self.to_pod.write_all(b"beat\n").and_then(|()| self.to_pod.flush());
         sent.is_ok() && self.from_pod.read_line(&mut back).is_ok() && back == "beat\n"

@@ -1,7 +1,7 @@
 //! A pod with nothing but its service account, and what it asks of `https://kubernetes.default.svc`.
 //!
 //! The pod itself runs the real kubectl with a watch, begun anew whenever it ends. What has to be counted or
-//! timed is asked by `curl` in the pod's network, with the pod's token and authority: a kubectl takes a tenth
+//! timed is asked by `curl` in the pod's network, with the pod's token and authority. A kubectl takes a tenth
 //! of a second to start.
 
 use std::fs;

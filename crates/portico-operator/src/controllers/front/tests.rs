@@ -176,7 +176,7 @@ async fn nothing_is_written_before_every_service_is_known() {
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_does_not_lead_plans_and_writes_nothing_until_the_leader_is_gone() {
     let api = api([front(), exposed("a", 30_001)]);
-    api.hold_lease("other");
+    api.give_lease_to("other");
     let world = World::start(&api);
     world.until("a plan", |world| world.front().used == 2).await;
     assert!(world.status.get().complete && !world.status.get().leader);

@@ -42,17 +42,21 @@ const LATE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Whether this Cluster waits for its control plane to go.
 pub(super) fn is_held(cluster: &Cluster) -> bool {
-    holds(&cluster.metadata)
+    has_finalizer(&cluster.metadata)
 }
 
 /// Whether the Cluster with this metadata waits for its control plane to go. Its spec may be unreadable.
-pub(super) fn holds(metadata: &ObjectMeta) -> bool {
+pub(super) fn has_finalizer(metadata: &ObjectMeta) -> bool {
     metadata.has_finalizer(FINALIZER)
 }
 
 impl Context {
     /// Sees to it that the Cluster stays until its control plane is gone.
-    pub(super) async fn hold(&self, cluster: &Cluster, served: &Served<Cluster>) -> Result<(), WriteError> {
+    pub(super) async fn add_finalizer(
+        &self,
+        cluster: &Cluster,
+        served: &Served<Cluster>,
+    ) -> Result<(), WriteError> {
         if is_held(cluster) {
             return Ok(());
         }
@@ -244,8 +248,8 @@ mod tests {
             .unwrap()
         };
         let pods = vec![ends("soon", LAST_GRACE), ends("late", 60), pod(json!({"name": "runs"})).unwrap()];
-        let told: Vec<String> = to_end(pods).iter().map(|pod| pod.name_any()).collect();
-        assert_eq!(told, ["late", "runs"]);
+        let names: Vec<String> = to_end(pods).iter().map(|pod| pod.name_any()).collect();
+        assert_eq!(names, ["late", "runs"]);
     }
 
     #[test]

@@ -468,8 +468,9 @@ mod tests {
     fn authorities_that_end_are_told_of_beside_no_other_trouble() {
         let ends = || Some("authorities end: Secret ca".to_owned());
         let ready = || State::good("Ready", "Kubernetes 1.35.8".to_owned());
-        let told = State::good("AuthoritiesEnd", "Kubernetes 1.35.8; authorities end: Secret ca".to_owned());
-        assert_eq!(with_endings(ready(), ends()), told);
+        let expected =
+            State::good("AuthoritiesEnd", "Kubernetes 1.35.8; authorities end: Secret ca".to_owned());
+        assert_eq!(with_endings(ready(), ends()), expected);
         assert_eq!(with_endings(ready(), None), ready());
         for other in [State::good("Degraded", String::new()), State::bad("NotServing", String::new())] {
             assert_eq!(with_endings(other.clone(), ends()), other);

@@ -437,8 +437,8 @@ mod tests {
         let mut left = Left::new();
         let one_is_left = || {
             let work = work();
-            let settled = work.writes.values().chain(work.errors.values()).sum::<u64>();
-            settled == 2 && faulty.rules(|rules| rules.unanswered) == 1
+            let handled = work.writes.values().chain(work.errors.values()).sum::<u64>();
+            handled == 2 && faulty.rules(|rules| rules.unanswered) == 1
         };
         let (looked, ()) = tokio::join!(round.once(&mut left), time_passes_once(one_is_left));
         looked.unwrap();

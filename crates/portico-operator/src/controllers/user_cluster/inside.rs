@@ -101,7 +101,7 @@ async fn write(api: &UntrustedApi, inside: &Inside, done: &mut Done) -> Result<(
     done.answered = true;
     done.envoy = inside.tunneling && envoy;
     for Object { id, fields } in &inside.wanted {
-        // Two agents would fight about the address on each node.
+        // Two agents would take the address on each node from each other.
         if done.envoy && id.name == AGENT {
             continue;
         }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::review::{Change, KINDS};
+use super::review::{KINDS, ProposedChange};
 
 /// The only version that is spoken, as `admissionReviewVersions` says.
 const VERSION: &str = "admission.k8s.io/v1";
@@ -54,7 +54,7 @@ pub(super) struct Question {
 /// What is asked.
 pub(super) enum About {
     /// A change to be judged.
-    Change(Box<Change>),
+    Change(Box<ProposedChange>),
     /// An object that does not fit its kind, while the one before did; in words.
     Unreadable(String),
     /// Nothing that a rule is about: another kind, a deletion, a status, an object that was as unreadable
@@ -111,7 +111,7 @@ fn about(kind: Kind, object: Value, old: Value) -> About {
     let is_new = !old.is_object();
     let before = if is_new { None } else { read(kind, old).ok() };
     match read(kind, object) {
-        Ok(after) => About::Change(Box::new(Change { before, after })),
+        Ok(after) => About::Change(Box::new(ProposedChange { before, after })),
         Err((object, error)) if is_new || before.is_some() => {
             About::Unreadable(portico_source::invalid(object, &error).to_string())
         }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use portico_api::annotations::{ExposeKeys, PORT_MAPPING};
-use portico_api::change::Change as ObjectChange;
+use portico_api::change::Change;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectRef};
@@ -52,8 +52,8 @@ pub(super) struct World {
     pub(super) expose: ExposeKeys,
 }
 
-/// A change of one object.
-pub(super) struct Change {
+/// A change of one object, to be judged.
+pub(super) struct ProposedChange {
     /// `None` for a new object, or if its former version cannot be read.
     pub(super) before: Option<Object>,
     pub(super) after: Object,
@@ -69,7 +69,7 @@ pub(super) struct Verdict {
 type Objects = BTreeMap<ObjectRef, Object>;
 
 /// Judges a change. An object that is being deleted may be anything.
-pub(super) fn review(world: &World, change: &Change) -> Verdict {
+pub(super) fn review(world: &World, change: &ProposedChange) -> Verdict {
     if change.after.metadata().deletion_timestamp.is_some() {
         return Verdict::default();
     }
@@ -178,7 +178,7 @@ impl World {
         for object in objects {
             let Object::Service(service) = object else { continue };
             let mut index = RouteIndex::new(self.index_settings());
-            index.apply(IndexChange::Service(ObjectChange::Apply(Arc::new((**service).clone()))));
+            index.apply(IndexChange::Service(Change::Apply(Arc::new((**service).clone()))));
             hosts.extend(index.rows().filter_map(|row| match row.key {
                 RouteKey::Host(host) => Some(host.to_string()),
                 RouteKey::Port(_) | RouteKey::Authority(_) => None,
@@ -196,7 +196,7 @@ impl World {
         let others = beside.iter().filter(|(reference, _)| !own.contains_key(*reference));
         let all =
             others.map(|(_, object)| object.clone()).collect::<Vec<_>>().into_iter().chain(own.into_values());
-        pipeline.apply(all.map(ObjectChange::Apply), true);
+        pipeline.apply(all.map(Change::Apply), true);
         // The update itself is not used; problems have what it says.
         let _update = pipeline.commit();
         pipeline.problems()

@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::info;
 
 use super::message::{About, Malformed, answer, question};
-use super::review::{Change, Verdict, World, review};
+use super::review::{ProposedChange, Verdict, World, review};
 use crate::installation::Installation;
 use crate::kkp::{Kkp, KkpWatch};
 use crate::status::StatusHandle;
@@ -90,7 +90,7 @@ impl Reviewer {
         Ok(answer(&asked.uid, &errors, &warnings))
     }
 
-    async fn judge(&self, change: Arc<Change>) -> Outcome {
+    async fn judge(&self, change: Arc<ProposedChange>) -> Outcome {
         // Where KKP's controllers run, they decide.
         if self.kkp.now() != Kkp::Absent {
             return Outcome::Nothing;
@@ -113,7 +113,7 @@ impl Reviewer {
         Outcome::Judged(verdict)
     }
 
-    async fn review(&self, change: &Arc<Change>) -> Option<Verdict> {
+    async fn review(&self, change: &Arc<ProposedChange>) -> Option<Verdict> {
         let (world, change) = (self.world(), Arc::clone(change));
         let mut verdict = self.in_turn(move || review(&world, &change)).await?;
         // What its remedy asks for has been done.

@@ -1,4 +1,4 @@
-//! User clusters whose API server hangs, is too slow or answers what no API server does: each is reported by
+//! User clusters whose API server hangs, is too slow or answers what no API server does. Each is reported by
 //! condition, Event and metric, heals by itself, and holds no other cluster up.
 
 use std::time::Duration;

@@ -99,6 +99,18 @@ async fn where_a_gateway_does_not_know_the_question_its_answer_to_connect_counts
 }
 
 #[tokio::test]
+async fn a_gateway_that_cannot_say_now_is_asked_again() {
+    let clock = Clock::new();
+    for busy in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE] {
+        let gateway = Scripted::start(OPENS, busy).await;
+        let client = client_of(&gateway);
+        clock.until("asked", || gateway.options() == 1).await;
+        gateway.to_options.send_replace(StatusCode::NO_CONTENT);
+        clock.until("accepted", || is_accepted(&client)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_connection_that_refuses_us_is_replaced_by_one_to_another_gateway_that_does_not() {
     let clock = Clock::new();
     let (refuses, opens) = (

@@ -9,11 +9,11 @@ use std::time::Duration;
 use super::harness::{Line, Pod, Wire, beat, connected, settings, wait_for};
 use crate::common::{Server, UPSTREAM, is_reset, patiently, pattern, plaintext, read_to_end};
 use portico_lab::clock::Clock;
+use portico_lab::refusing::Refusing;
 use portico_net::MemoryBudget;
 use portico_tunnel::client::{Client, ClientSettings, OpenError, TunnelState};
 use portico_tunnel::{End, Side, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -283,12 +283,14 @@ async fn a_stream_finds_a_gateway_that_comes_back() {
 
 #[tokio::test]
 async fn a_stream_that_waits_for_a_gateway_in_vain_says_why() {
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let client =
-        Client::start(ClientSettings { open_timeout: Duration::from_millis(300), ..settings(&[nobody]) });
+    let nobody = Refusing::start().unwrap();
+    let client = Client::start(ClientSettings {
+        open_timeout: Duration::from_millis(300),
+        ..settings(&[nobody.address()])
+    });
     let error = patiently(client.open(UPSTREAM)).await.unwrap_err();
     let OpenError::NoTunnel { last, .. } = &error else { panic!("{error}") };
-    assert!(last.contains(&nobody.port().to_string()), "{error}");
+    assert!(last.contains(&nobody.address().port().to_string()), "{error}");
 }
 
 #[tokio::test]

@@ -126,7 +126,7 @@ impl Handler for Routes {
             BadRequest::Method => StatusCode::METHOD_NOT_ALLOWED,
             BadRequest::Malformed(_) => StatusCode::BAD_REQUEST,
             BadRequest::TooSlow => StatusCode::REQUEST_TIMEOUT,
-            BadRequest::TooManyWait => StatusCode::TOO_MANY_REQUESTS,
+            BadRequest::TooManyWait | BadRequest::TooManyCancelled => StatusCode::TOO_MANY_REQUESTS,
         };
         self.refusals.lock().unwrap().push(status);
         status
@@ -264,8 +264,8 @@ impl Client {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        // A receiver whose connection window is no larger than its stream windows is held by any one stream
-        // it does not read, and its sender can do nothing about it.
+        // With a connection window no larger than its stream windows, one stream that is not read holds all
+        // others, and the sender can do nothing about it.
         let handshake =
             h2::client::Builder::new().initial_connection_window_size(16 << 20).handshake(stream).await;
         let (requests, connection) = handshake.unwrap();

@@ -80,7 +80,7 @@ pub(crate) struct IdentityFlags {
 #[command(next_help_heading = "Corporate proxy")]
 pub(crate) struct ProxyFlags {
     /// HTTP proxy on the way there: http://... or https://..., off, or env for what HTTPS_PROXY,
-    /// ALL_PROXY and NO_PROXY say; user and password belong into --proxy-credentials, because every user of
+    /// ALL_PROXY and NO_PROXY say. User and password belong into --proxy-credentials, because every user of
     /// the machine can read arguments
     #[arg(long, value_name = "URL|env|off", default_value = "env")]
     pub(crate) proxy: ProxySetting,

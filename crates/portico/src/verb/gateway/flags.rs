@@ -72,7 +72,7 @@ pub(crate) struct SourceFlags {
     #[arg(long, value_name = "NS")]
     pub(crate) namespace: Option<String>,
     /// Where it comes from what a cluster allows: exposed-clusters (written by portico front), clusters
-    /// (KKP's own, with their secrets), services (there are no clusters); auto for the first that is served
+    /// (KKP's own, with their secrets), services (there are no clusters). With auto, the first that is served
     #[arg(long, value_name = "SOURCE", default_value = "auto", conflicts_with = "manifests")]
     pub(crate) clusters_from: ClustersFrom,
     /// The annotation by which a Service asks to be exposed; may be repeated: a Service is exposed in every
@@ -175,7 +175,7 @@ pub(crate) struct BudgetFlags {
     /// it sets its own; 100 is no bound
     #[arg(long, value_name = "PERCENT", default_value_t = Percent::HALF)]
     pub(crate) fair_share: Percent,
-    /// Memory of this process and of its sockets; whatever it holds for clients is bounded by parts of it
+    /// Memory of this process and of its sockets. Whatever it holds for clients is bounded by parts of it
     /// [default: the limit of its control group, else a fourth of the machine's memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,

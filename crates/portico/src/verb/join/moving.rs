@@ -34,13 +34,13 @@ pub(super) struct Flags {
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     /// Empty the node before its kubelet restarts, as `kubectl drain --delete-emptydir-data
-    /// --ignore-daemonsets` does, and open it again at the end; exit code 1, and the kubelet stays where it
-    /// is, if that takes longer [default without TIME: 10m]
+    /// --ignore-daemonsets` does, and open it again at the end. Exit code 1, and the kubelet stays where it
+    /// is, if emptying takes longer [default without TIME: 10m]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "10m", value_parser = positive_duration)]
     drain: Option<Duration>,
-    /// In a pod that sees the machine's processes and files: a kubelet of systemd is ended, which starts it
-    /// again; and a machine that `portico join` did not make a node is left alone, exit code 0
+    /// In a pod that sees the machine's processes and files: a kubelet of systemd is ended, and systemd
+    /// starts it again. A machine that `portico join` did not make a node is left alone, exit code 0
     #[arg(long)]
     in_pod: bool,
     /// Begin once the Node has this label

@@ -171,7 +171,7 @@ struct LimitFlags {
     /// closed, and one of Portico's waits
     #[arg(long, value_name = "SIZE", default_value = "1Mi", value_parser = buffer)]
     connection_buffer: usize,
-    /// Bytes that all connections hold for peers that do not read; over it the longest stopped is reset
+    /// Bytes that all connections hold for peers that do not read. Over it the longest stopped is reset
     /// [default: 64Mi, or a third of the memory limit of its control group if that is less]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_held_bytes: Option<usize>,

@@ -1,4 +1,4 @@
-//! `portico kubeconfig --as USER`: whom the certificate is for, and for how long.
+//! `portico kubeconfig --as USER`: the user that the certificate is for, and for how long.
 
 use std::time::Duration;
 

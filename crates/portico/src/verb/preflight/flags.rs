@@ -33,7 +33,7 @@ pub(crate) struct Flags {
     /// Which addresses have which role: a YAML file, `worker: [10.0.1.1, 10.0.1.2]`
     #[arg(long, value_name = "FILE", group = "machines")]
     inventory: Option<PathBuf>,
-    /// Objects of the installation: their ports and addresses are tried in place of the model's; a directory
+    /// Objects of the installation: their ports and addresses are tried in place of the model's. A directory
     /// of manifests, or of a copy of a seed's objects (kubectl get -o yaml)
     #[arg(long, value_name = "DIR", conflicts_with = "mesh")]
     manifests: Option<PathBuf>,

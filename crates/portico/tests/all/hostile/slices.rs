@@ -107,7 +107,7 @@ fn no_slice_leads_to_a_listener_of_the_gateway() {
 }
 
 #[test]
-fn who_waits_for_the_name_of_another_does_not_get_it_while_that_one_is_made_anew() {
+fn a_service_that_waits_for_the_name_of_another_does_not_get_it_while_that_one_is_made_anew() {
     let scene = Scene::new();
     let named = |namespace: &str| {
         let mapping = ("nodeport-proxy.k8s.io/port-mapping", "{\"secure\":\"b.example.com\"}");

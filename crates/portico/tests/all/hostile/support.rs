@@ -94,8 +94,9 @@ pub(crate) fn agent_tls(site: &SecureSite, name: Option<&str>) -> Arc<ClientConf
     Arc::new(site.pki.client_config(name, &[b"h2"]))
 }
 
-/// An agent of a cluster with a certificate, which opens a stream to its API server (an echo server), sends a
-/// few bytes and waits for them, again and again: half on one connection that stays, half on new ones.
+/// An agent of a cluster with a certificate. Again and again it opens a stream to its API server (an echo
+/// server), sends a few bytes and waits for them. Half of the streams are on one connection that stays, half
+/// on new ones.
 pub(crate) struct Bystander {
     stop: Arc<AtomicBool>,
     requests: Arc<AtomicU32>,
@@ -109,6 +110,12 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// Of some requests.
+    pub(crate) fn new(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        Self { times }
+    }
+
     pub(crate) fn requests(&self) -> usize {
         self.times.len()
     }
@@ -144,7 +151,6 @@ impl Bystander {
                 times.push(begun.elapsed());
                 counted.fetch_add(1, Relaxed);
             }
-            times.sort_unstable();
             times
         });
         Self { stop, requests, thread }
@@ -163,12 +169,12 @@ impl Bystander {
     pub(crate) fn stop(self) -> Seen {
         self.stop.store(true, Relaxed);
         let Ok(times) = self.thread.join() else { panic!("a request of the bystander failed") };
-        Seen { times }
+        Seen::new(times)
     }
 }
 
-/// Lines that the log may have in ten seconds of an attack for each cluster, and as many for none: ten and
-/// one more of clients that are turned away, as many of reviews that fail.
+/// Lines that the log may have in ten seconds of an attack for each cluster, and as many for none. They are
+/// ten and one more of clients that are turned away, and as many of reviews that fail.
 const LINES: usize = 22;
 
 /// [`beside_on`] a site with nothing more, and a gateway without other flags.

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::endpoint::Endpoint;
+use super::frontend::round_trip;
 use super::program::until;
 use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::{self, Grpc, HttpConnect};
@@ -117,13 +118,34 @@ async fn cancelled(server: Make, agent: Make, mode: Mode) {
 }
 
 #[tokio::test]
-async fn that_there_is_no_agent_is_reported_to_a_frontend_at_once() {
+async fn that_there_is_no_agent_any_more_is_reported_to_a_frontend_at_once() {
     for (mode, text) in [(Grpc, "No agent available"), (HttpConnect, "HTTP/1.1 500 Internal Server Error")] {
         let site = Site::new(mode, Unix);
-        let server = site.server(Ours, &[]).await;
+        let mut server = site.server(Ours, &[]).await;
+        let mut agent = site.agent(Ours, server.port(), &[]).await;
+        server.program.wait_for("/readyz", 200).await;
+        agent.kill();
+        server.program.wait_for("/readyz", 500).await;
         let (frontend, _helper) = site.frontend(&server).await;
         let refused = frontend.open("127.0.0.1:1").await.err().unwrap();
         assert!(refused.contains(text) && refused.contains("No agent available"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_at_a_new_server_waits_for_the_first_agent() {
+    for (mode, agent) in [(Grpc, Ours), (HttpConnect, Upstream)] {
+        let site = Site::new(mode, Unix);
+        let server = site.server(Ours, &[]).await;
+        let (frontend, _helper) = site.frontend(&server).await;
+        let echo = Endpoint::echo().await;
+        let target = echo.target();
+        let comes = async {
+            server.program.wait_for_metric(&format!("{SERVER}pending_backend_dials"), "", 1.0).await;
+            site.agent(agent, server.port(), &[]).await
+        };
+        let (mut connection, _agent) = tokio::join!(frontend.connect(&target), comes);
+        round_trip(&mut connection, b"first").await;
     }
 }
 

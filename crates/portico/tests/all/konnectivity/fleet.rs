@@ -65,7 +65,7 @@ pairings! {
     our_pair: Ours, Ours;
 }
 
-const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
+pub(crate) const OPEN_SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
 const OPEN_ENDPOINTS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 const AGENTS: &str = "konnectivity_network_proxy_server_ready_backend_connections";
 
@@ -98,8 +98,8 @@ async fn a_server_that_is_told_to_stop_carries_what_is_open_to_its_end() {
         server.program.signal("TERM");
         server.program.wait_for("/readyz", 500).await;
         // An agent looks after its servers ten times a second.
-        let told = Instant::now();
-        while told.elapsed() < Duration::from_secs(1) {
+        let signalled = Instant::now();
+        while signalled.elapsed() < Duration::from_secs(1) {
             round_trip(&mut open, b"meanwhile").await;
         }
         assert_eq!(agent.metric(OPEN_SERVERS, "") as u32, 1);
@@ -361,13 +361,13 @@ async fn agents_of_both_makes_serve_servers_of_both_makes() {
 }
 
 /// A TCP load balancer, which sends each connection to the next server.
-struct Balancer {
-    port: u16,
+pub(crate) struct Balancer {
+    pub(crate) port: u16,
     servers: Arc<Mutex<Vec<u16>>>,
 }
 
 impl Balancer {
-    async fn start(servers: Vec<u16>) -> Self {
+    pub(crate) async fn start(servers: Vec<u16>) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", crate::common::free_port())).await.unwrap();
         let (port, servers) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(servers)));
         let known = Arc::clone(&servers);
@@ -389,7 +389,7 @@ impl Balancer {
     }
 
     /// From now on.
-    fn serve(&self, servers: Vec<u16>) {
+    pub(crate) fn serve(&self, servers: Vec<u16>) {
         *self.servers.lock().unwrap() = servers;
     }
 }

@@ -6,6 +6,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use portico_lab::frames::{self, END_HEADERS, INITIAL_WINDOW_SIZE, RawClient, kind};
 use portico_lab::pki::Certificate;
@@ -22,7 +23,7 @@ use super::site::Mode::HttpConnect;
 use super::site::Transport::Unix;
 use super::site::{Part, Site};
 use crate::common::PATIENCE;
-use crate::hostile::support::{SMALL, connect_from};
+use crate::hostile::support::{SMALL, Seen, connect_from};
 use crate::proof::{need_descriptors, report};
 
 /// The memory that `deploy/konnectivity/agent.yaml` gives an agent.
@@ -37,29 +38,34 @@ const LINES: usize = 300;
 
 /// A frontend that sends a few bytes to an endpoint that echoes and waits for them, again and again: half on
 /// one connection that stays, half on new ones.
-struct Bystander {
+pub(crate) struct Bystander {
     stop: Arc<AtomicBool>,
     requests: Arc<AtomicU32>,
-    task: JoinHandle<()>,
+    task: JoinHandle<Vec<Duration>>,
 }
 
 impl Bystander {
-    fn start(frontend: Frontend, echo: Endpoint) -> Self {
+    pub(crate) fn start(frontend: Frontend, echo: Endpoint) -> Self {
         let (stop, requests) = (Arc::new(AtomicBool::default()), Arc::new(AtomicU32::default()));
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&requests));
         let task = tokio::spawn(async move {
-            let mut stays = frontend.connect(&echo.target()).await;
-            while !stopped.load(Relaxed) {
+            let (mut stays, mut times) = (frontend.connect(&echo.target()).await, Vec::new());
+            while !stopped.load(Relaxed) || times.is_empty() {
+                let begun = Instant::now();
                 round_trip(&mut stays, b"stays").await;
+                times.push(begun.elapsed());
+                let begun = Instant::now();
                 round_trip(&mut frontend.connect(&echo.target()).await, b"is new").await;
+                times.push(begun.elapsed());
                 counted.fetch_add(2, Relaxed);
             }
+            times
         });
         Self { stop, requests, task }
     }
 
     /// Waits until it has made some requests more: while it does, the attack goes on.
-    async fn goes_on(&self) {
+    pub(crate) async fn goes_on(&self) {
         let enough = self.requests.load(Relaxed) + 20;
         until("the bystander has made its requests", || {
             self.task.is_finished() || self.requests.load(Relaxed) >= enough
@@ -69,17 +75,17 @@ impl Bystander {
     }
 
     /// Fails if one of its requests did.
-    async fn stop(self) -> u32 {
+    pub(crate) async fn stop(self) -> Seen {
         self.stop.store(true, Relaxed);
-        self.task.await.expect("each request of the bystander is answered");
-        self.requests.load(Relaxed)
+        Seen::new(self.task.await.expect("each request of the bystander is answered"))
     }
 }
 
 /// The process under attack is the one that was started, and said little.
-fn outlived(site: &Site, program: &Program, requests: u32) {
+pub(crate) fn outlived(site: &Site, program: &Program, seen: &Seen) {
+    let (requests, p99) = (seen.requests(), seen.p99());
     let (lines, peak) = (program.log().lines().count(), site.group().peak_memory().unwrap_or(0) >> 20);
-    report(format_args!("{requests} requests, at most {peak} MiB, {lines} lines"));
+    report(format_args!("{requests} requests, p99 {p99:?}, at most {peak} MiB, {lines} lines"));
     assert!(site.group().pids().unwrap().contains(&program.id().cast_signed()), "it was killed");
     assert!(lines < LINES, "{lines} lines:\n{}", program.log());
 }
@@ -119,7 +125,7 @@ async fn a_server_in_a_small_pod_outlives_strangers_agents_and_frontends_that_do
     let unfinished = frontends_that_never_finish(&site.socket_of(&server)).await;
     bystander.goes_on().await;
 
-    outlived(&site, &server.program, bystander.stop().await);
+    outlived(&site, &server.program, &bystander.stop().await);
     drop((strangers, unread, unfinished));
     until("nothing of them is left", || server.admin("/connections").trim() == "[]").await;
     server.program.wait_for("/readyz", 200).await;
@@ -131,10 +137,9 @@ fn strangers_that_say_nothing(agents: SocketAddr) -> Vec<std::net::TcpStream> {
     (0..3_000).filter_map(|source| connect_from(source, agents)).collect()
 }
 
-/// Clients by frames that ask for Connect and then send what costs work and carries nothing, until they are
-/// cut off. Those without a certificate are before they can ask.
-fn floods(agents: SocketAddr, tls: &Arc<ClientConfig>) {
-    let call = [
+/// The fields of the call of an agent that does harm.
+pub(crate) fn hostile_call() -> Vec<(&'static str, &'static str)> {
+    vec![
         (":method", "POST"),
         (":scheme", "https"),
         (":path", CONNECT_PATH),
@@ -143,8 +148,13 @@ fn floods(agents: SocketAddr, tls: &Arc<ClientConfig>) {
         ("te", "trailers"),
         ("agentid", "hostile"),
         ("agentidentifiers", "host=hostile"),
-    ];
-    let call = frames::frame(kind::HEADERS, END_HEADERS, 1, &frames::header_block(&call));
+    ]
+}
+
+/// Clients by frames that ask for Connect and then send what costs work and carries nothing, until they are
+/// cut off. Those without a certificate are before they can ask.
+fn floods(agents: SocketAddr, tls: &Arc<ClientConfig>) {
+    let call = frames::frame(kind::HEADERS, END_HEADERS, 1, &frames::header_block(&hostile_call()));
     let settings = |window| frames::settings(&[(INITIAL_WINDOW_SIZE, window)]);
     let kinds = [
         frames::frame(kind::PING, 0, 0, &[0; 8]),
@@ -220,5 +230,5 @@ async fn an_agent_in_a_small_pod_outlives_endpoints_that_take_nothing_and_dials_
         asked.push(frontend.ask("192.0.2.1:9").await);
     }
     bystander.goes_on().await;
-    outlived(&site, &agent, bystander.stop().await);
+    outlived(&site, &agent, &bystander.stop().await);
 }

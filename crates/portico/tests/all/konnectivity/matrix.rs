@@ -99,7 +99,7 @@ async fn converses(pair: &Pair) {
 }
 
 /// An endpoint that speaks first, and ends. Upstream's server now and then forwards what it says before it
-/// has answered the dial, or forgets to pass its end on; upstream's gRPC client drops what comes before it
+/// has answered the dial, or forgets to pass its end on. Upstream's gRPC client drops what comes before it
 /// has noted that its dial succeeded.
 async fn greets(pair: &Pair) {
     let endpoint = Endpoint::greeting(b"welcome").await;

@@ -6,18 +6,18 @@
 //! the server speaks gRPC, by its exact bytes where it speaks HTTP CONNECT. [`endpoint`] is what the agent
 //! dials.
 //!
-//! [`matrix`] moves bytes through all pairings, [`failures`] ends each part of them, [`dials`] asks for what
-//! cannot be had, [`stopped`] stops reading, [`vanished`] loses every packet, [`hostile`] does harm,
-//! [`fleet`] has several servers or agents, and [`suite`] runs upstream's own tests. [`conformance`] says
-//! which test stands for which of upstream's.
+//! [`matrix`] moves bytes through all pairings. [`failures`] ends each part of them. [`dials`] asks for what
+//! cannot be had. [`stopped`] stops reading, [`vanished`] loses every packet, [`hostile`] does harm.
+//! [`fleet`] has several servers or agents. [`suite`] runs upstream's own tests; [`conformance`] says which
+//! test stands for which of them.
 
 mod conformance;
 mod dials;
 pub(crate) mod endpoint;
 mod failures;
-mod fleet;
+pub(crate) mod fleet;
 mod frontend;
-mod hostile;
+pub(crate) mod hostile;
 mod matrix;
 pub(crate) mod metrics;
 pub(crate) mod program;

@@ -8,7 +8,7 @@ use super::site::upstream;
 
 /// Two dial 198.18.0.254 and expect silence, which another machine may answer. [`super::dials`] asks the same
 /// of a port of loopback. The third expects one of two errors that race inside upstream's client once its
-/// request is cancelled: it failed 9 times of 120 with upstream's own agent as a program, 20 with ours. What
+/// request is cancelled. It failed 9 times of 120 with upstream's own agent as a program, 20 with ours. What
 /// must be left behind then, nothing, is `a_frontend_that_leaves_leaves_nothing_behind`.
 const SKIPPED: &str = "^(TestProxyDial_RequestCancelled_GRPC|TestProxyDial_AgentTimeout_GRPC|\
                        TestProxyHandle_TunnelContextCancelled_GRPC)$";

@@ -1,5 +1,5 @@
 //! A network that loses every packet between server and agent, without a notice, while one connection is open
-//! and idle: what is ours on either side ends that connection, and is back once the network is.
+//! and idle. What is ours on either side ends that connection, and is back once the network is.
 
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::{Host, Lab};

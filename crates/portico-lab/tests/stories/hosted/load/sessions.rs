@@ -15,7 +15,7 @@ use crate::support::{SOON, Way};
 /// Between two lines to the pod, and between two pages of it.
 const BETWEEN: Duration = Duration::from_millis(200);
 
-/// Both sessions, each with somebody who uses it.
+/// Both sessions, each with a user of it.
 pub(crate) struct Sessions {
     name: String,
     stop: Arc<AtomicBool>,
@@ -110,10 +110,10 @@ fn says_and_hears(
     count: &AtomicUsize,
 ) -> Result<()> {
     repeat(stop, count, || {
-        let (said, mut heard) = (format!("line {}\n", count.load(Ordering::Relaxed)), String::new());
+        let (said, mut echoed) = (format!("line {}\n", count.load(Ordering::Relaxed)), String::new());
         to.write_all(said.as_bytes()).and_then(|()| to.flush()).context("exec takes no line")?;
-        from.read_line(&mut heard).context("exec")?;
-        ensure!(heard == said, "exec gave back {heard:?} for {said:?}");
+        from.read_line(&mut echoed).context("exec")?;
+        ensure!(echoed == said, "exec gave back {echoed:?} for {said:?}");
         Ok(())
     })
 }

@@ -53,7 +53,7 @@ fn changed<K: portico_source::served::ServedKind>(
     before: Option<&Value>,
     after: &Value,
 ) -> Vec<String> {
-    let change = Change { before: before.map(object::<K>), after: object::<K>(after) };
+    let change = ProposedChange { before: before.map(object::<K>), after: object::<K>(after) };
     review(world, &change).errors.iter().map(ToString::to_string).collect()
 }
 
@@ -78,7 +78,7 @@ fn a_cluster_in_a_datacenter_of_no_seed_is_refused() {
 fn a_cluster_takes_its_name_from_a_service_of_somebody_else_and_that_is_reported() {
     let mut world = world();
     world.services.push(served(&service("else", "web", "B.North.example.com")));
-    let change = Change { before: None, after: object::<Cluster>(&cluster("b", "lab-1")) };
+    let change = ProposedChange { before: None, after: object::<Cluster>(&cluster("b", "lab-1")) };
     let verdict = review(&world, &change);
     assert_eq!(verdict.errors, []);
     let warnings: Vec<String> = verdict.warnings.iter().map(ToString::to_string).collect();
@@ -90,7 +90,7 @@ fn a_cluster_takes_its_name_from_a_service_of_somebody_else_and_that_is_reported
         ),
         "{warning}"
     );
-    let other = Change { before: None, after: object::<Cluster>(&cluster("c", "lab-1")) };
+    let other = ProposedChange { before: None, after: object::<Cluster>(&cluster("c", "lab-1")) };
     assert!(review(&world, &other).warnings.iter().all(|warning| warning.object.kind != Kind::Service));
 }
 
@@ -206,7 +206,7 @@ fn different_settings_of_two_seeds_are_a_warning() {
     let mut other = seed("east", "lab-3");
     other["spec"]["nodeportProxy"] =
         json!({"envoy": {"connectionSettings": {"sniListenerIdleTimeout": "90s"}}});
-    let verdict = review(&world(), &Change { before: None, after: object::<Seed>(&other) });
+    let verdict = review(&world(), &ProposedChange { before: None, after: object::<Seed>(&other) });
     assert!(verdict.errors.is_empty(), "{verdict:?}");
     assert!(verdict.warnings.iter().any(|problem| problem.reason == "several-seeds"), "{verdict:?}");
 }
