@@ -20,6 +20,7 @@ pub(crate) enum Target {
 /// Every target of every Service with an allow list, as of the last commit. Few have one.
 #[derive(Debug, Default)]
 pub(crate) struct TargetIndex {
+    /// Sorted, so that it says nothing of what changed last.
     by_target: HashMap<Target, SmallVec<[ObjectKey; 1]>>,
     by_service: HashMap<ObjectKey, BTreeSet<Target>>,
 }
@@ -48,7 +49,7 @@ impl TargetIndex {
         self.by_service.contains_key(service)
     }
 
-    /// The Services that `target` leads to.
+    /// The Services that `target` leads to, by name.
     pub(crate) fn services_at(&self, target: Target) -> &[ObjectKey] {
         self.by_target.get(&target).map(|services| &**services).unwrap_or_default()
     }
@@ -65,7 +66,9 @@ impl TargetIndex {
             }
         }
         for target in &now {
-            self.by_target.entry(*target).or_default().push(service.clone());
+            let services = self.by_target.entry(*target).or_default();
+            let position = services.partition_point(|other| other < service);
+            services.insert(position, service.clone());
         }
         if !now.is_empty() {
             self.by_service.insert(service.clone(), now);

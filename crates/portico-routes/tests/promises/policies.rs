@@ -156,6 +156,22 @@ fn an_endpoint_named_by_another_tenant_is_still_behind_the_allow_list_of_its_clu
 }
 
 #[test]
+fn of_several_owners_of_an_endpoint_the_first_by_name_is_named_whichever_changed_last() {
+    let [a, b, stolen] =
+        ["cluster-a", "cluster-b", "thief"].map(|namespace| with_endpoint(namespace, "10.0.0.1").1);
+    let closed = |name: &str| {
+        let allow = AllowList::new(["192.0.2.0/24".parse().unwrap()]);
+        policy(ClusterPolicy { allow, ..ClusterPolicy::open(Tenant::of_text(name)) })
+    };
+    for owners in [["a", "b"], ["b", "a"]] {
+        let mut index = index([&a[..], &b, &stolen].concat());
+        owners.into_iter().for_each(|owner| drop(index.apply([closed(owner)])));
+        let named = |line: &String| line.starts_with("Service thief/api") && line.contains("cluster-a/api");
+        assert!(index.problem_lines().iter().any(named), "{:?}", index.problem_lines());
+    }
+}
+
+#[test]
 fn a_namespace_cannot_close_a_cluster_by_naming_its_endpoint() {
     let (of_a, a) = with_endpoint("cluster-a", "10.0.0.1");
     let (_, [_, thief]) = with_endpoint("thief", "10.0.0.1");
