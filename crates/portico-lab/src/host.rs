@@ -238,8 +238,10 @@ fn hold_mounts(lab: &Lab, name: &str, cgroup: &Cgroup) -> Result<Process> {
         fs::create_dir_all(place).with_context(|| format!("making {place}"))?;
     }
     let (hosts, resolver) = (lab.hosts_file(), lab.dir().join("resolv.conf"));
+    // Shared among themselves, as systemd leaves them on a machine. Else the kubelet mounts its directory
+    // over itself while it renames a socket there, and the renaming may fail.
     let mut script = format!(
-        "mount --bind {} /etc/hosts && mount --bind {} /etc/resolv.conf",
+        "mount --make-rshared / && mount --bind {} /etc/hosts && mount --bind {} /etc/resolv.conf",
         hosts.display(),
         resolver.display()
     );
