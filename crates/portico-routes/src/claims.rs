@@ -206,21 +206,20 @@ impl Claims {
     }
 
     /// The Cluster of `namespace` has come or gone. A name that was kept for one that has gone is free.
-    /// Returns the claims that own a key now.
-    pub(crate) fn set_known(&mut self, namespace: &str, is_known: bool) -> Vec<Claim> {
+    /// Returns the owner before and the one now of each key where that changes.
+    pub(crate) fn set_known(&mut self, namespace: &str, is_known: bool) -> Vec<[Option<Claim>; 2]> {
         let keys = self.kept_by.get(namespace).cloned().unwrap_or_default();
-        let mut owners = Vec::new();
+        let mut changes = Vec::new();
         for key in keys {
-            if is_known {
-                if let Some(kept) = self.kept.get_mut(&key) {
-                    kept.rank = Rank::OfCluster;
-                }
-            } else {
-                self.let_go(&key);
+            let before = self.owner(&key).cloned();
+            match self.kept.get_mut(&key) {
+                Some(kept) if is_known && before.is_none() => kept.rank = Rank::OfCluster,
+                // What another has by now is not taken from it.
+                _ => self.let_go(&key),
             }
-            owners.extend(self.owner(&key).cloned());
+            changes.push(self.if_changed(before, &key));
         }
-        owners
+        changes
     }
 
     /// The keys that are kept, or no longer, since the last call.

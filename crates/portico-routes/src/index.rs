@@ -225,7 +225,8 @@ impl RouteIndex {
         self.mark(owners);
     }
 
-    fn mark(&mut self, owners: [Option<Claim>; 2]) {
+    /// Notes that these Services may gain or lose a key.
+    pub(crate) fn mark(&mut self, owners: [Option<Claim>; 2]) {
         self.changed.extend(owners.into_iter().flatten().map(|owner| owner.service.key.clone()));
     }
 }

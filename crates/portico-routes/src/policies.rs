@@ -30,8 +30,8 @@ impl RouteIndex {
             Some(policy) => self.policies.insert(Arc::clone(&namespace), policy),
             None => self.policies.remove(&namespace),
         };
-        for owner in self.claims.set_known(&namespace, is_known) {
-            self.changed.insert(owner.service.key.clone());
+        for owners in self.claims.set_known(&namespace, is_known) {
+            self.mark(owners);
         }
         for service in &services {
             self.add_claims(service);

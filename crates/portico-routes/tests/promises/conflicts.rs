@@ -165,6 +165,17 @@ fn kept_for(index: &Follower, waiting: &str) -> Option<String> {
 }
 
 #[test]
+fn a_host_that_another_has_by_now_stays_with_it_when_the_cluster_of_the_one_before_becomes_known() {
+    let service = |name| sni(name, "shared.example.com");
+    let mut index = index([known("b"), planned(service("cluster-a/x")), written(service("cluster-b/x"))]);
+    index.apply([written(sni("cluster-a/x", "other.example.com").created(1))]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-b/x"));
+    index.apply([known("a")]);
+    assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-b/x"));
+    assert_eq!(kept_for(&index, "cluster-b/x"), None, "the listing says the same");
+}
+
+#[test]
 fn a_host_stays_with_its_namespace_while_its_service_is_made_anew() {
     for cluster in [None, Some(known("a"))] {
         let mut index = index(
