@@ -133,10 +133,10 @@ impl RouteStore {
                     }
                 }
                 RouteChange::Kept(change) => {
-                    let kept = &mut Arc::make_mut(&mut routes).kept;
+                    let routes = Arc::make_mut(&mut routes);
                     match change {
-                        Change::Apply(name) => kept.insert(name.clone()),
-                        Change::Delete(name) => kept.remove(name),
+                        Change::Apply(name) => routes.keep(name.clone()),
+                        Change::Delete(name) => routes.let_go(name),
                     };
                 }
                 RouteChange::Front(front) => applied.front = Some(front.clone()),

@@ -9,7 +9,8 @@
 //!
 //! An endpoint is an address with its port: several control planes may share a machine.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -21,6 +22,10 @@ use portico_api::problem::{Problem, Severity};
 use crate::facts::ServiceFacts;
 use crate::index::{RouteIndex, ServiceEntry};
 use crate::targets::Target;
+
+/// The policies of the ports of one Service, by the Services whose allow lists hold for them as well. So
+/// ports with the same endpoints share one: a list may have thousands of networks.
+pub(crate) type NarrowedPolicies<'a> = BTreeMap<BTreeSet<&'a ObjectKey>, Arc<ClusterPolicy>>;
 
 impl RouteIndex {
     /// Takes over the allow lists and targets of the Services that changed, and marks the other Services with
@@ -37,9 +42,14 @@ impl RouteIndex {
                 concerned.append(&mut self.targets.set(key, targets));
             }
         }
-        if concerned.is_empty() {
-            return;
+        if !concerned.is_empty() {
+            self.mark_sharers(&concerned);
         }
+        self.follow_shared_endpoints();
+    }
+
+    /// Marks the Services with an endpoint at one of these targets.
+    fn mark_sharers(&mut self, concerned: &BTreeSet<Target>) {
         let shares = |(_, entry): &(&ObjectKey, &ServiceEntry)| {
             let service = entry.service.as_deref();
             service.is_some_and(|service| {
@@ -53,36 +63,68 @@ impl RouteIndex {
         self.problems_version += 1;
     }
 
+    /// Notes which of the Services that changed have a problem with a shared endpoint, or had one.
+    fn follow_shared_endpoints(&mut self) {
+        let changed = mem::take(&mut self.changed);
+        for key in &changed {
+            let shares =
+                self.services.get(key).is_some_and(|entry| self.shared_endpoint(key, entry).is_some());
+            if let Some(entry) = self.services.get_mut(key) {
+                self.problems_version += u64::from(shares || entry.shares_endpoint);
+                entry.shares_endpoint = shares;
+            }
+        }
+        self.changed = changed;
+    }
+
     /// `policy` of `service`, with the allow lists of other tenants that hold for these endpoints as well.
-    pub(crate) fn with_allow_lists(
-        &self,
+    /// `narrowed` has those of its other ports.
+    pub(crate) fn with_allow_lists<'a>(
+        &'a self,
         policy: &Arc<ClusterPolicy>,
         service: &ObjectKey,
         endpoints: &[SocketAddr],
+        narrowed: &mut NarrowedPolicies<'a>,
     ) -> Arc<ClusterPolicy> {
-        let mut narrowed = Arc::clone(policy);
-        for (_, _, owner) in self.owners_of(service, endpoints) {
-            let allow = narrowed.allow.intersection(&self.policy_of(owner).allow);
-            Arc::make_mut(&mut narrowed).allow = allow;
+        let owners: BTreeSet<&'a ObjectKey> =
+            self.owners_of(service, endpoints).map(|(_, _, owner)| owner).collect();
+        if owners.is_empty() {
+            return Arc::clone(policy);
         }
-        narrowed
+        let narrow = |owners: &BTreeSet<&'a ObjectKey>| {
+            let lists = owners.iter().map(|owner| self.policy_of(owner));
+            let allow = lists.fold(policy.allow.clone(), |allow, list| allow.intersection(&list.allow));
+            Arc::new(ClusterPolicy { allow, ..ClusterPolicy::clone(policy) })
+        };
+        Arc::clone(narrowed.entry(owners).or_insert_with_key(narrow))
     }
 
     /// Every Service whose endpoint is behind the allow list of another tenant.
     pub(crate) fn shared_endpoints(&self) -> impl Iterator<Item = Problem> {
-        let entries = self.services.iter().filter(|_| !self.targets.is_empty());
-        entries.filter_map(|(key, entry)| {
-            let endpoints: Vec<SocketAddr> = self.endpoints_of(entry, entry.service.as_deref()?).collect();
-            let (endpoint, target, owner) = self.owners_of(key, &endpoints).next()?;
+        self.services.iter().filter_map(|(key, entry)| {
+            let (endpoint, target, owner) = self.shared_endpoint(key, entry)?;
             Some(shared_endpoint(key, endpoint, target, owner))
         })
+    }
+
+    /// The first endpoint of a Service that is behind the allow list of another tenant's, and why it is.
+    fn shared_endpoint(
+        &self,
+        service: &ObjectKey,
+        entry: &ServiceEntry,
+    ) -> Option<(SocketAddr, Target, &ObjectKey)> {
+        if self.targets.is_empty() {
+            return None;
+        }
+        let endpoints: Vec<SocketAddr> = self.endpoints_of(entry, entry.service.as_deref()?).collect();
+        self.owners_of(service, &endpoints).next()
     }
 
     /// The Services of other tenants whose allow lists hold for `endpoints` of `service`.
     fn owners_of<'a>(
         &'a self,
-        service: &'a ObjectKey,
-        endpoints: &'a [SocketAddr],
+        service: &ObjectKey,
+        endpoints: &[SocketAddr],
     ) -> impl Iterator<Item = (SocketAddr, Target, &'a ObjectKey)> {
         let tenant = (!self.targets.is_empty()).then(|| Tenant::of_namespace(&service.namespace));
         tenant.into_iter().flat_map(move |tenant| {

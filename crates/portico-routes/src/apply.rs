@@ -1,5 +1,6 @@
 //! Takes every change of an object into the index, and marks the Services concerned.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use portico_api::change::{Change, Keyed};
@@ -10,7 +11,7 @@ use portico_api::service::Service;
 use crate::annotations;
 use crate::endpoints::{self, MAX_ENDPOINTS};
 use crate::facts::{Origin, Reach, ServiceFacts, SliceFacts};
-use crate::index::{IndexChange, RouteIndex};
+use crate::index::{IndexChange, RouteIndex, ServiceEntry};
 
 impl RouteIndex {
     /// Records one change. The routes follow with the next [`Self::commit`].
@@ -85,8 +86,7 @@ impl RouteIndex {
                 || facts.own_policy.is_some()
                 || self.lacks_policy(&facts.key.namespace)
         };
-        let entry = self.services.get(key);
-        if before.iter().chain(&facts).any(concerned) || entry.is_some_and(|it| have_problems(&it.slices)) {
+        if before.iter().chain(&facts).any(concerned) || self.slices_have_problems(key) {
             self.problems_version += 1;
         }
         if let Some(before) = &before {
@@ -115,12 +115,12 @@ impl RouteIndex {
             self.delete_slice(&key);
         }
         let facts = endpoints::read(slice, &self.settings.endpoints, &mut self.names);
+        let had_problems = self.slices_have_problems(&service);
         let slices = &mut self.entry(&service).slices;
         let position = slices.binary_search_by(|other| other.name.cmp(&facts.name));
         if position.is_ok_and(|position| slices[position] == facts) {
             return;
         }
-        let mut has_problems = have_problems(slices) || !facts.problems.is_empty();
         match position {
             Ok(position) => slices[position] = facts,
             Err(position) => {
@@ -131,19 +131,19 @@ impl RouteIndex {
                 slices.insert(position, facts);
             }
         }
-        has_problems |= have_problems(slices);
         if position.is_err() {
             self.slice_services.insert(key, Arc::clone(&service.name));
         }
-        self.problems_version += u64::from(has_problems || self.is_waited_for(&service));
+        let have_problems = had_problems || self.slices_have_problems(&service);
+        self.problems_version += u64::from(have_problems || self.is_waited_for(&service));
         self.changed.insert(service);
     }
 
     fn delete_slice(&mut self, key: &ObjectKey) {
         let Some(service) = self.slice_services.remove(key) else { return };
         let service = ObjectKey { namespace: Arc::clone(&key.namespace), name: service };
+        let had_problems = self.slices_have_problems(&service);
         let slices = &mut self.entry(&service).slices;
-        let had_problems = have_problems(slices);
         if let Ok(position) = slices.binary_search_by(|other| other.name.cmp(&key.name)) {
             slices.remove(position);
         }
@@ -156,9 +156,16 @@ impl RouteIndex {
         let facts = self.services.get(service).and_then(|entry| entry.service.as_ref());
         facts.is_some_and(|facts| self.claims_of(facts).iter().any(|(key, _)| self.claims.is_contested(key)))
     }
-}
 
-/// Whether the slices of a Service may be a reason for a problem of their own or of the Service.
-fn have_problems(slices: &[SliceFacts]) -> bool {
-    slices.iter().any(|slice| !slice.problems.is_empty()) || endpoints::count(slices) > MAX_ENDPOINTS
+    /// Whether the slices of a Service may be a reason for a problem of their own or of the Service.
+    fn slices_have_problems(&self, service: &ObjectKey) -> bool {
+        let Some(ServiceEntry { slices, .. }) = self.services.get(service) else { return false };
+        // A ClusterIP that has gone since the last commit was a problem until now.
+        let is_cluster_ip = |address: &IpAddr| {
+            self.cluster_ips.contains(address) || self.changed_cluster_ips.contains(address)
+        };
+        let has_problem =
+            |slice: &SliceFacts| !slice.problems.is_empty() || slice.ready.iter().any(is_cluster_ip);
+        slices.iter().any(has_problem) || endpoints::count(slices) > MAX_ENDPOINTS
+    }
 }

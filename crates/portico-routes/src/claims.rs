@@ -247,15 +247,14 @@ impl Claims {
         self.by_key.is_empty() && self.holders.is_empty() && self.kept.is_empty() && self.kept_by.is_empty()
     }
 
-    /// Whether anyone else claims `key`.
+    /// Whether a claim to `key` may wait: for another, or since it is kept.
     pub(crate) fn is_contested(&self, key: &RouteKey) -> bool {
-        self.by_key.get(key).is_some_and(|claims| claims.len() > 1)
+        self.by_key.get(key).is_some_and(|claims| self.may_wait(key, claims))
     }
 
     /// Every claim that waits.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
-        let contested =
-            self.by_key.iter().filter(|(key, claims)| claims.len() > 1 || self.kept.contains_key(*key));
+        let contested = self.by_key.iter().filter(|(key, claims)| self.may_wait(key, claims));
         contested.flat_map(move |(key, claims)| {
             let (owner, first, holder) = (self.owner(key), claims.first(), self.holders.get(key));
             let waiting = claims.iter().filter(move |claim| owner != Some(*claim));
@@ -269,6 +268,10 @@ impl Claims {
                 Some(Waiting { key, claim, because })
             })
         })
+    }
+
+    fn may_wait(&self, key: &RouteKey, claims: &[Claim]) -> bool {
+        claims.len() > 1 || self.kept.contains_key(key)
     }
 
     /// Notes that `holder` has `key` in force while `claim` asks for it.

@@ -12,6 +12,7 @@ use portico_api::change::{Change, Keyed};
 use portico_api::meta::ObjectKey;
 use portico_api::policy::ClusterPolicy;
 
+use crate::allow_lists::NarrowedPolicies;
 use crate::claims::Claim;
 use crate::index::{PublishedRoute, RouteIndex};
 use crate::route::{Backend, BackendId, Route, RouteKey};
@@ -44,8 +45,8 @@ impl RouteIndex {
         }
         self.claims.forget_holders();
         let mut changes = difference.in_order();
-        // `RouteTable::host` looks up the exact host before wildcards. So a kept host matters only while it
-        // has no owner.
+        // `RouteTable::host` looks up where a name leads before it asks whether that is kept. So a kept host
+        // matters only while it has no owner.
         let kept = self.claims.take_kept_changes().into_iter().filter_map(|(key, is_kept)| match key {
             RouteKey::Host(host) if is_kept => Some(RouteChange::Kept(Change::Apply(host))),
             RouteKey::Host(host) => Some(RouteChange::Kept(Change::Delete(host))),
@@ -92,8 +93,9 @@ fn routes(
     owned.retain(|(key, claim)| index.claims.owner(key) == Some(claim));
     let before = backends(before);
     let mut routes = Vec::with_capacity(owned.len());
+    let mut narrowed = NarrowedPolicies::new();
     for same_port in owned.chunk_by(|(_, a), (_, b)| a == b) {
-        let backend = &backend(index, &same_port[0].1, policy, &before);
+        let backend = &backend(index, &same_port[0].1, policy, &before, &mut narrowed);
         let route =
             |(key, _): &(RouteKey, Claim)| PublishedRoute { key: key.clone(), backend: Arc::clone(backend) };
         routes.extend(same_port.iter().map(route));
@@ -102,11 +104,12 @@ fn routes(
 }
 
 /// The backend behind one port: the one in `before`, if nothing about it changed.
-fn backend(
-    index: &RouteIndex,
+fn backend<'a>(
+    index: &'a RouteIndex,
     claim: &Claim,
     policy: &Arc<ClusterPolicy>,
     before: &BTreeMap<&BackendId, &Arc<Backend>>,
+    narrowed: &mut NarrowedPolicies<'a>,
 ) -> Arc<Backend> {
     let (service, port) = (&claim.service, claim.port());
     let slices = index.services.get(&service.key).map(|entry| &*entry.slices).unwrap_or_default();
@@ -115,7 +118,7 @@ fn backend(
     let endpoints = index.ready(slices, &port.name);
     let new = Backend {
         id: old.map_or_else(|| Arc::new(id), |old| Arc::clone(&old.id)),
-        policy: index.with_allow_lists(policy, &service.key, &endpoints),
+        policy: index.with_allow_lists(policy, &service.key, &endpoints, narrowed),
         endpoints,
         send_proxy: service.send_proxy,
         api_server_ca: service.api_server_ca.clone(),

@@ -105,8 +105,12 @@ pub(crate) fn ready(
 
 /// How many endpoints of the Service port named `port_name` are not ready.
 pub(crate) fn not_ready(slices: &[SliceFacts], port_name: &str) -> usize {
-    let serves = |slice: &&SliceFacts| ports(slice, port_name).next().is_some();
-    slices.iter().filter(serves).map(|slice| slice.not_ready.len()).sum()
+    slices.iter().filter(|slice| serves(slice, port_name)).map(|slice| slice.not_ready.len()).sum()
+}
+
+/// Whether `slice` has a port that the Service port named `port_name` leads to.
+pub(crate) fn serves(slice: &SliceFacts, port_name: &str) -> bool {
+    ports(slice, port_name).next().is_some()
 }
 
 /// Whether the Service port named `port_name` has more ready endpoints than are used.
@@ -130,9 +134,6 @@ fn ports<'a>(slice: &'a SliceFacts, port_name: &'a str) -> impl Iterator<Item = 
 pub(crate) fn all(slices: &[SliceFacts]) -> impl Iterator<Item = SocketAddr> {
     slices.iter().flat_map(|slice| {
         let ports = slice.ports.iter().map(|(_, port)| *port);
-        ports.flat_map(|port| {
-            let addresses = slice.ready.iter().chain(&slice.not_ready);
-            addresses.map(move |&address| SocketAddr::new(address, port))
-        })
+        ports.flat_map(|port| slice.addresses().map(move |address| SocketAddr::new(address, port)))
     })
 }

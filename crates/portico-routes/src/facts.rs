@@ -148,6 +148,13 @@ pub(crate) struct SliceFacts {
     pub(crate) problems: Box<[Problem]>,
 }
 
+impl SliceFacts {
+    /// Its addresses, ready or not.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.ready.iter().chain(&self.not_ready).copied()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,9 +4,8 @@
 //! They say whether the gateway sees the addresses of its clients, and where its replicas are.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
-use crate::endpoints;
+use crate::facts::SliceFacts;
 use crate::index::RouteIndex;
 use crate::route::{Front, RouteKey};
 
@@ -22,9 +21,7 @@ impl RouteIndex {
         for key in &self.fronts {
             let Some(entry) = self.services.get(key) else { continue };
             let Some(reach) = &entry.reach else { continue };
-            let leads_here = endpoints::all(&entry.slices)
-                .any(|endpoint| self.is_own(endpoint.ip()) && self.listens_on(endpoint.port()));
-            if !leads_here {
+            if !entry.slices.iter().any(|slice| self.leads_here(slice)) {
                 continue;
             }
             let found = front.get_or_insert_with(|| Front {
@@ -36,13 +33,17 @@ impl RouteIndex {
                 found.service = key.clone();
                 found.keeps_addresses = false;
             }
-            found.replicas.extend(endpoints::all(&entry.slices).map(|endpoint| endpoint.ip()));
+            let with_port = entry.slices.iter().filter(|slice| !slice.ports.is_empty());
+            found.replicas.extend(with_port.flat_map(SliceFacts::addresses));
         }
         front
     }
 
-    fn is_own(&self, address: IpAddr) -> bool {
-        self.own().addresses.contains(&address)
+    /// Addresses and ports are looked through one after the other: a slice may have a thousand addresses and
+    /// twenty thousand ports.
+    fn leads_here(&self, slice: &SliceFacts) -> bool {
+        slice.addresses().any(|address| self.own().addresses.contains(&address))
+            && slice.ports.iter().any(|(_, port)| self.listens_on(*port))
     }
 
     fn listens_on(&self, port: u16) -> bool {

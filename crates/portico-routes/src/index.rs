@@ -100,6 +100,8 @@ pub(crate) struct ServiceEntry {
     pub(crate) reach: Option<Box<Reach>>,
     /// Its EndpointSlices, by name: of too many endpoints, the same are used wherever they came from.
     pub(crate) slices: Vec<SliceFacts>,
+    /// Whether the allow list of another tenant holds for it, as of the last commit.
+    pub(crate) shares_endpoint: bool,
     /// Its routes as of the last commit, in the order of its ports.
     pub(crate) published: Box<[PublishedRoute]>,
 }

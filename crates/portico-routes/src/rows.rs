@@ -1,6 +1,7 @@
 //! The listing behind `portico routes` and `/routes`: the claims of every exposed port, and the result of
 //! each.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use portico_api::annotations::ExposeTypes;
@@ -8,11 +9,15 @@ use portico_api::names::Tenant;
 use portico_api::policy::ClusterPolicy;
 use serde::Serialize;
 
+use crate::allow_lists::NarrowedPolicies;
 use crate::claims::Claim;
 use crate::endpoints;
 use crate::facts::{ServiceFacts, SliceFacts};
 use crate::index::{RouteIndex, ServiceEntry};
 use crate::route::{BackendId, Endpoints, RouteKey};
+
+/// Most names of ports that a row lists. A slice may have twenty thousand, and a Service many rows.
+const MAX_NAMES: usize = 16;
 
 /// One claimed key of one exposed port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -48,7 +53,7 @@ pub enum NoEndpoints {
     NoSlice,
     /// There are slices, but none with a TCP port of this name.
     NoPort {
-        /// The names that they have instead.
+        /// The names that they have instead, the first sixteen as written.
         found: Vec<Arc<str>>,
     },
     /// The slices that fit are empty.
@@ -97,13 +102,14 @@ impl RouteIndex {
     fn rows_of(&self, entry: &ServiceEntry, service: &Arc<ServiceFacts>) -> Vec<RouteRow> {
         let Some(expose) = service.types else { return Vec::new() };
         let own_policy = self.policy_of(&service.key);
+        let mut narrowed = NarrowedPolicies::new();
         let mut rows = Vec::new();
         for claim in Claim::of_each_port(service, self.policies.contains_key(&service.key.namespace)) {
             let port = claim.port();
             let endpoints = self.ready(&entry.slices, &port.name);
             let endpoints_total = endpoints.len() + endpoints::not_ready(&entry.slices, &port.name);
             let no_endpoints = (endpoints_total == 0).then(|| self.no_endpoints(&entry.slices, &port.name));
-            let policy = self.with_allow_lists(&own_policy, &service.key, &endpoints);
+            let policy = self.with_allow_lists(&own_policy, &service.key, &endpoints, &mut narrowed);
             let backend = port.backend_id(&service.key);
             rows.extend(port.keys(true).map(|key| RouteRow {
                 state: self.state(&key, &claim, &policy, !endpoints.is_empty()),
@@ -134,20 +140,27 @@ impl RouteIndex {
     }
 
     fn no_endpoints(&self, slices: &[SliceFacts], port_name: &str) -> NoEndpoints {
-        let ports = slices.iter().flat_map(|slice| &slice.ports);
-        let mut found: Vec<Arc<str>> = ports.map(|(name, _)| Arc::clone(name)).collect();
-        found.sort_unstable();
-        found.dedup();
         if slices.is_empty() {
             NoEndpoints::NoSlice
-        } else if found.iter().any(|name| port_name.is_empty() || **name == *port_name) {
+        } else if slices.iter().any(|slice| endpoints::serves(slice, port_name)) {
             let is_refused = |slice: &SliceFacts| {
                 slice.refused > 0 || slice.ready.iter().any(|address| self.cluster_ips.contains(address))
             };
             let refused = slices.iter().any(is_refused);
             if refused { NoEndpoints::Refused } else { NoEndpoints::Empty }
         } else {
-            NoEndpoints::NoPort { found }
+            NoEndpoints::NoPort { found: some_port_names(slices) }
         }
     }
+}
+
+fn some_port_names(slices: &[SliceFacts]) -> Vec<Arc<str>> {
+    let mut names = BTreeSet::new();
+    for (name, _) in slices.iter().flat_map(|slice| &slice.ports) {
+        names.insert(Arc::clone(name));
+        if names.len() == MAX_NAMES {
+            break;
+        }
+    }
+    names.into_iter().collect()
 }

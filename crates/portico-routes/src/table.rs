@@ -23,8 +23,10 @@ pub struct RouteTable<T> {
     pub hosts: HashMap<HostName, T>,
     /// By the name below which a wildcard stands for every server name.
     pub wildcards: HashMap<HostName, T>,
-    /// Server names that no wildcard stands for: they are kept while their Service is made anew.
-    pub kept: HashSet<HostName>,
+    /// Server names that lead nowhere: they are kept while their Service is made anew.
+    kept: HashSet<HostName>,
+    /// The names below which a wildcard that is kept stands for every server name.
+    kept_wildcards: HashSet<HostName>,
     /// By CONNECT authority.
     pub authorities: HashMap<Authority, T>,
 }
@@ -39,7 +41,30 @@ impl<T> RouteTable<T> {
         if self.wildcards.is_empty() || self.kept.contains(name) {
             return None;
         }
-        name.parents().find_map(|parent| self.wildcards.get_key_value(parent))
+        for parent in name.parents() {
+            let found = self.wildcards.get_key_value(parent);
+            if found.is_some() || self.kept_wildcards.contains(parent) {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// Keeps a server name, or a wildcard, from every wildcard that is shorter. Returns whether it was not
+    /// kept before.
+    pub fn keep(&mut self, host: HostName) -> bool {
+        match host.parent_of_wildcard() {
+            Some(parent) => self.kept_wildcards.insert(parent),
+            None => self.kept.insert(host),
+        }
+    }
+
+    /// Ends that. Returns whether it was kept.
+    pub fn let_go(&mut self, host: &HostName) -> bool {
+        match host.parent_of_wildcard() {
+            Some(parent) => self.kept_wildcards.remove(&parent),
+            None => self.kept.remove(host),
+        }
     }
 
     /// Makes `key` lead to `target`. Returns where it led before.
@@ -80,6 +105,7 @@ impl<T> Default for RouteTable<T> {
             hosts: HashMap::new(),
             wildcards: HashMap::new(),
             kept: HashSet::new(),
+            kept_wildcards: HashSet::new(),
             authorities: HashMap::new(),
         }
     }
@@ -100,7 +126,7 @@ pub enum RouteChange {
     Backend(Change<Arc<Backend>>),
     /// A key that leads elsewhere than before, or nowhere any more.
     Route(Change<Route>),
-    /// A server name that is kept for a Service that may be made anew: no wildcard stands for it.
+    /// A server name that is kept for a Service that may be made anew: no shorter wildcard stands for it.
     Kept(Change<HostName>),
     /// How clients from outside reach the gateway, as far as Services say.
     Front(Option<Front>),

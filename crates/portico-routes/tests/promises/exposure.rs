@@ -49,6 +49,23 @@ fn a_server_name_leads_where_it_says_itself_then_where_its_longest_wildcard_says
 }
 
 #[test]
+fn a_wildcard_that_is_kept_has_no_shorter_one_in_its_place() {
+    let known = policy(portico_api::policy::ClusterPolicy::open(portico_api::names::Tenant::of_text("a")));
+    let long = || written(sni("cluster-a/api", "*.a.example.com"));
+    let exact = written(sni("w/exact", "exact.b.a.example.com"));
+    let mut index = index([known, long(), written(sni("w/short", "*.example.com")), exact]);
+    let owner = |index: &Follower| index.owner(&host("b.a.example.com"));
+    index.apply([no_service("cluster-a/api")]);
+    assert_eq!(owner(&index), None, "kept for the cluster");
+    assert_eq!(index.owner(&host("exact.b.a.example.com")).as_deref(), Some("w/exact"));
+    assert_eq!(index.owner(&host("a.example.com")).as_deref(), Some("w/short"), "not below it");
+    index.apply([long()]);
+    assert_eq!(owner(&index).as_deref(), Some("cluster-a/api"));
+    index.apply([no_service("cluster-a/api"), no_policy("a")]);
+    assert_eq!(owner(&index).as_deref(), Some("w/short"));
+}
+
+#[test]
 fn an_ip_address_is_no_server_name() {
     for address in ["10.0.0.1", "10.0.0.1.", "2001:db8::1"] {
         let index = index([written(sni("a/api", address))]);

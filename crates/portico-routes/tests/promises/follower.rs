@@ -38,8 +38,13 @@ impl Follower {
 
     /// Applies `changes` and commits. Returns what the commit says has changed, which the table has followed.
     pub(crate) fn apply(&mut self, changes: impl IntoIterator<Item = IndexChange>) -> Vec<RouteChange> {
+        let before = (self.index.problems_version(), self.problem_lines());
         changes.into_iter().for_each(|change| self.index.apply(change));
-        let Some(update) = self.index.commit() else { return Vec::new() };
+        let update = self.index.commit();
+        if self.index.problems_version() == before.0 {
+            assert_eq!(self.problem_lines(), before.1, "problems changed, and their version did not");
+        }
+        let Some(update) = update else { return Vec::new() };
         assert!(!update.changes.is_empty());
         self.follow(&update.changes);
         update.changes
@@ -55,8 +60,8 @@ impl Follower {
                     self.follow_backend(change);
                 }
                 RouteChange::Front(front) => assert_eq!(front.as_ref(), self.index.front()),
-                RouteChange::Kept(Change::Apply(name)) => drop(self.table.kept.insert(name.clone())),
-                RouteChange::Kept(Change::Delete(name)) => assert!(self.table.kept.remove(name)),
+                RouteChange::Kept(Change::Apply(name)) => drop(self.table.keep(name.clone())),
+                RouteChange::Kept(Change::Delete(name)) => assert!(self.table.let_go(name)),
                 RouteChange::Route(change) => {
                     assert!(keys.insert(change.key()), "{} twice", change.key());
                     self.follow_route(change);

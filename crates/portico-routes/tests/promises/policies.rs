@@ -172,6 +172,20 @@ fn of_several_owners_of_an_endpoint_the_first_by_name_is_named_whichever_changed
 }
 
 #[test]
+fn the_ports_of_a_service_with_one_shared_endpoint_have_one_policy() {
+    let (_, owner) = with_endpoint("cluster-a", "10.0.0.1");
+    let closed = cluster(|policy| policy.allow = AllowList::new(["192.0.2.0/24".parse().unwrap()]));
+    let mapping = r#"{"secure":"one.example.com","second":"two.example.com"}"#;
+    let two = written(service("thief/api", "SNI").port("second", 444).mapping(mapping));
+    let mut slice = slice("thief/s", "api", &["10.0.0.1"]);
+    slice.ports.push(endpoint_port("second", 6443));
+    let index = index([&owner[..], &[closed, two, sliced(slice)]].concat());
+    let policies =
+        ["one", "two"].map(|name| &index.lead(&host(&format!("{name}.example.com"))).unwrap().policy);
+    assert!(!policies[0].allow.networks().is_empty() && Arc::ptr_eq(policies[0], policies[1]));
+}
+
+#[test]
 fn a_namespace_cannot_close_a_cluster_by_naming_its_endpoint() {
     let (of_a, a) = with_endpoint("cluster-a", "10.0.0.1");
     let (_, [_, thief]) = with_endpoint("thief", "10.0.0.1");

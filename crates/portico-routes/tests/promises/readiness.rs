@@ -34,6 +34,16 @@ fn the_listing_says_why_there_is_no_endpoint() {
 }
 
 #[test]
+fn of_thousands_of_ports_that_do_not_fit_a_row_names_sixteen() {
+    let mut wide = slice("a/s1", "api", &["10.0.0.1"]);
+    wide.ports = (1..=20_000).map(|port| endpoint_port(&format!("p{port:05}"), port)).collect();
+    let Some(NoEndpoints::NoPort { found }) = with([wide]).rows().next().unwrap().no_endpoints else {
+        panic!("it has another port")
+    };
+    assert_eq!((found.len(), &*found[0], &*found[15]), (16, "p00001", "p00016"));
+}
+
+#[test]
 fn only_endpoints_that_say_ready_true_count() {
     let mut slice = slice("a/s", "api", &["10.0.0.1"]);
     slice.endpoints.push(endpoint("10.0.0.2", Some(false)));
