@@ -149,7 +149,11 @@ fn a_clock_that_is_an_hour_off_is_reported_with_the_machine() {
     let [cert, key, file] = ["store.crt", "store.key", "page"].map(|name| master.dir().join(name));
     let tls =
         format!("OPENSSL-LISTEN:11250,fork,reuseaddr,verify=0,cert={},key={}", cert.display(), key.display());
-    let answer = format!("SYSTEM:cat {}", file.display());
+    // The request first: a server that answers and closes before it has come resets the connection.
+    let script = format!("while read -r line && test ${{#line}} -gt 1; do :; done; cat {}\n", file.display());
+    let program = master.dir().join("answer");
+    std::fs::write(&program, script).unwrap();
+    let answer = format!("SYSTEM:sh {}", program.display());
     let store = master.spawn("store", "socat", ["-d", "-d", &tls, &answer]).unwrap();
     store.wait_for_log("listening on", PATIENCE).unwrap();
     let findings = site.findings(&kcp, "kcp", &["--tls-ca", ca.to_str().unwrap()]);
