@@ -362,17 +362,27 @@ async fn what_an_agent_is_to_be_told_and_does_not_read_counts_in_the_memory() {
 
 #[tokio::test]
 async fn an_agent_that_leaves_no_room_for_what_it_is_to_be_told_is_given_up_by_its_next_packet() {
+    const ROOM: usize = 32 << 10;
+    const ADDRESS: &str = "hostile:1";
+    /// Few enough for one process, and more than find room in the end.
+    const MORE: usize = 100;
     let rig = rig().await;
     let mut bystander = Bystander::new(&rig).await;
     let mut deaf = raw_agent(&rig).await;
     // Each is a request, and its cancellation, unless the frontend was gone before that. There is room for
-    // 32,768 packets of 128 bytes.
+    // 32,768 packets of 128 bytes, and every other one has an address.
     let mut dials = 0;
-    while rig.status.memory().0 < (32 << 10) * 128 {
-        drop(rig.http("hostile:1").await);
+    while rig.status.memory().0 < ROOM * 128 + (ROOM / 2 - MORE) * ADDRESS.len() {
+        drop(rig.http(ADDRESS).await);
         dials += 1;
         assert!(dials < 100_000, "{} bytes wait", rig.status.memory().0);
     }
+    let mut more = Vec::new();
+    for _ in 0..MORE {
+        more.push(rig.http(ADDRESS).await);
+    }
+    until(|| rig.pending() >= MORE as u64).await;
+    drop(more);
     until(|| rig.status.agents().iter().all(|agent| agent.dials == 0)).await;
     bystander.goes_on().await;
     assert_eq!(rig.status.agents().len(), 2);
