@@ -127,10 +127,26 @@ struct Lines {
     agents: LineLimit,
     /// Agents that come and go.
     comings: LineLimit,
+    /// Agents whose token nobody could review.
+    reviews: LineLimit,
+    /// Agents whose token or metadata is not accepted.
+    tokens: LineLimit,
     /// Others at their port.
     strangers: LineLimit,
     frontends: LineLimit,
     descriptors: LineLimit,
+}
+
+impl Lines {
+    /// Of agents that are refused for this reason.
+    fn of_refusals(&self, reason: &str) -> &LineLimit {
+        match reason {
+            "identifiers" | "full" => &self.agents,
+            "review" => &self.reviews,
+            "token" | "metadata" => &self.tokens,
+            _ => &self.strangers,
+        }
+    }
 }
 
 impl Shared {
@@ -193,9 +209,7 @@ impl Shared {
     /// Counts a connection to the agent port that becomes no agent's, and says why.
     pub(crate) fn refused(&self, reason: &'static str, peer: SocketAddr, why: &impl fmt::Display) {
         self.counters.agent_refused(reason);
-        let has_identity = matches!(reason, "identifiers" | "full");
-        let lines = if has_identity { &self.lines.agents } else { &self.lines.strangers };
-        if let Some(left_out) = lines.admit(Pace::WARNINGS, self.started.elapsed()) {
+        if let Some(left_out) = self.lines.of_refusals(reason).admit(Pace::WARNINGS, self.started.elapsed()) {
             // It may repeat what the peer sent.
             let why = printable(&why.to_string());
             tracing::warn!(%peer, reason, %why, left_out, "refused an agent");
@@ -346,6 +360,20 @@ mod tests {
         let refused = shared.dial("node:10250").await.err();
         assert!(matches!(refused, Some(DialError::NoAgent)), "{refused:?}");
         begun.elapsed()
+    }
+
+    #[test]
+    fn what_somebody_has_to_act_on_is_logged_however_many_strangers_there_are() {
+        let lines = Lines::default();
+        let admits = |reason| lines.of_refusals(reason).admit(Pace::WARNINGS, Duration::ZERO).is_some();
+        for stranger in ["tls", "silent", "http2"] {
+            while admits(stranger) {}
+        }
+        assert!(admits("review"));
+        while admits("review") {}
+        assert!(admits("token"));
+        while admits("token") {}
+        assert!(admits("identifiers"));
     }
 
     #[tokio::test(start_paused = true)]
