@@ -215,6 +215,9 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
         Ok(permitted) => permitted,
         Err(why) => {
             connection.is_refused.store(true, Relaxed);
+            if why == Refusal::Unanswered {
+                shared.stop_waiting();
+            }
             shared.refused(why.reason(), connection.address, &why);
             return call.refuse(&Status::new(why.code(), why.to_string()));
         }
@@ -295,7 +298,7 @@ impl<'a> Registered<'a> {
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        self.connection.shared.registry().remove(self.backend);
+        self.connection.shared.unregister(self.backend);
         *self.connection.backend() = None;
         self.backend.end();
     }

@@ -63,6 +63,9 @@ pub(crate) enum Refusal {
     /// Nobody could say whether its token is good. It may be, the next time.
     #[error("{0}")]
     Review(String),
+    /// The API server was asked, and has not said whether its token is good. It may be, the next time.
+    #[error("the API server cannot review the token: no answer within {REVIEW:?}")]
+    Unanswered,
     /// Its token was not reviewed, because too many others wait. It may be good, the next time.
     #[error(
         "as many agents as may wait for the review of their token already: {MAX_WAITING_PER_ADDRESS} of one \
@@ -91,7 +94,7 @@ impl Refusal {
         match self {
             Self::Metadata(_) => "metadata",
             Self::Token(_) => "token",
-            Self::Review(_) | Self::Crowd => "review",
+            Self::Review(_) | Self::Unanswered | Self::Crowd => "review",
             Self::Identifiers { .. } => "identifiers",
             Self::Full(_) => "full",
         }
@@ -101,7 +104,7 @@ impl Refusal {
     /// is until it has started.
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::Review(_) | Self::Crowd => Code::UNAVAILABLE,
+            Self::Review(_) | Self::Unanswered | Self::Crowd => Code::UNAVAILABLE,
             Self::Full(_) => Code::RESOURCE_EXHAUSTED,
             _ => Code::UNKNOWN,
         }
@@ -231,12 +234,13 @@ impl Reviews {
             ..TokenReview::default()
         };
         let params = PostParams::default();
-        let problem = match timeout(REVIEW, self.api.create(&params, &review)).await {
-            Ok(Ok(reviewed)) => return Ok(reviewed.status.unwrap_or_default()),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {REVIEW:?}"),
-        };
-        Err(Refusal::Review(format!("the API server cannot review the token: {problem}")))
+        match timeout(REVIEW, self.api.create(&params, &review)).await {
+            Ok(Ok(reviewed)) => Ok(reviewed.status.unwrap_or_default()),
+            Ok(Err(error)) => {
+                Err(Refusal::Review(format!("the API server cannot review the token: {error}")))
+            }
+            Err(_) => Err(Refusal::Unanswered),
+        }
     }
 }
 
@@ -339,6 +343,29 @@ mod tests {
             let refused = refused.await.unwrap_err();
             assert_eq!(refused.reason(), reason, "{values:?}: {refused}");
         }
+    }
+
+    /// What becomes of an agent whose token the API server would have to review.
+    async fn reviewed_by(client: Client) -> Refusal {
+        let authentication = Authentication::by_token(client, expected());
+        let mut metadata = HeaderMap::new();
+        metadata.insert(AUTHORIZATION, http::HeaderValue::from_static("Bearer token"));
+        let (claimed, counters) = (Identifiers::default(), Counters::default());
+        let checked = authentication.check(Source::V4(0), &metadata, Vec::new(), &claimed, &counters);
+        checked.await.unwrap_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_answer_is_another_refusal_than_an_api_server_that_is_away() {
+        let silent = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
+        });
+        assert_eq!(reviewed_by(Client::new(silent, "default")).await, Refusal::Unanswered);
+        let away = tower::service_fn(async |_: http::Request<kube::client::Body>| {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("refused"))
+        });
+        let refused = reviewed_by(Client::new(away, "default")).await;
+        assert!(matches!(refused, Refusal::Review(_)), "{refused}");
     }
 
     #[test]

@@ -108,6 +108,11 @@ impl<C: Candidate> Registry<C> {
         }
     }
 
+    /// Whether no agent has a stream.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.0.is_empty()
+    }
+
     /// Whether the agent of this name has a stream.
     pub(crate) fn has(&self, agent: &str) -> bool {
         self.all.0.iter().any(|streams| streams[0].agent() == agent)

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use super::registry::Strategy;
 
-/// How long after its first dial a server has dials wait for its first agent. Agents look for a server once
-/// a second, but may find it only once the API server beside it is ready. That one dials before.
+/// How long after the first dial that finds no agent, or after the first agent, dials wait while there is
+/// none. Agents look for a server once a second, but may find it only once the API server beside it is ready.
+/// That one dials before.
 pub(crate) const STARTING: Duration = Duration::from_mins(2);
 
-/// How long one dial waits for it. A frontend by gRPC waits for 30 s, and is to learn why it gets nothing.
+/// How long after its beginning one dial waits for an agent at most. A frontend by gRPC waits for 30 s, and
+/// is to learn why it gets nothing.
 pub(crate) const FIRST_AGENT: Duration = Duration::from_secs(20);
 
-/// Dials that wait for the first agent; more are refused at once.
+/// Dials that wait for an agent; more are refused at once.
 pub(crate) const MAX_STARTING: usize = 4_096;
 
 /// How long a client may take for TLS and the HTTP/2 preface, and an agent for its Connect after that.

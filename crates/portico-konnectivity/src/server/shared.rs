@@ -14,7 +14,7 @@ use portico_net::MemoryBudget;
 use portico_net::line_limit::{LineLimit, Pace};
 use portico_net::slots::Slots;
 use portico_wire::konnectivity::{ConnectId, DialId, address};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::authentication::Refusal;
@@ -45,11 +45,11 @@ pub(crate) struct Shared {
     pub(crate) excess: MemoryBudget,
     pub(crate) connections: Connections<Backend>,
     registry: Mutex<Registry<Backend>>,
-    /// Set once the first agent is registered.
-    first_agent: SetOnce<()>,
-    /// When the first dial began that found no agent.
-    first_dial: OnceLock<Instant>,
-    /// For dials that wait for the first agent, as many as [`MAX_STARTING`].
+    /// What a dial waits for that finds no agent.
+    awaited: watch::Sender<Awaited>,
+    /// When the first dial found no agent, or the first agent came if that was earlier.
+    first: OnceLock<Instant>,
+    /// For dials that wait for an agent, as many as [`MAX_STARTING`].
     starting: Semaphore,
     /// For connections of agents, as many as `max_agents`.
     agents: Arc<Semaphore>,
@@ -64,6 +64,16 @@ pub(crate) struct Shared {
     lines: Lines,
     started: Instant,
     pub(crate) stop: watch::Sender<Stop>,
+}
+
+/// Whether a dial that finds no agent has to wait. It changes under the lock of the registry only, or both
+/// could differ for a dial.
+#[derive(Debug, Default)]
+struct Awaited {
+    /// Whether an agent's stream is registered.
+    has_agent: bool,
+    /// Whether no dial waits for an agent any more, whatever the time.
+    is_over: bool,
 }
 
 /// What has to end. Agents first, so that frontends learn that their connections are over.
@@ -161,8 +171,8 @@ impl Shared {
             counters: Counters::default(),
             connections: Connections::new(),
             registry: Mutex::new(registry),
-            first_agent: SetOnce::new(),
-            first_dial: OnceLock::new(),
+            awaited: watch::Sender::default(),
+            first: OnceLock::new(),
             starting: Semaphore::new(MAX_STARTING),
             dials: DialIds::default(),
             frontend_ids: AtomicI64::new(1),
@@ -187,9 +197,26 @@ impl Shared {
 
     /// Registers a stream of an agent, which gets dials from now on.
     pub(crate) fn register(&self, backend: &Arc<Backend>) {
-        self.registry().add(backend);
-        // It may be another than the first one.
-        let _ = self.first_agent.set(());
+        self.first.get_or_init(Instant::now);
+        self.change(|registry| registry.add(backend));
+    }
+
+    /// Takes a stream of an agent back, which gets no more dials.
+    pub(crate) fn unregister(&self, backend: &Arc<Backend>) {
+        self.change(|registry| registry.remove(backend));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Registry<Backend>)) {
+        let mut registry = self.registry();
+        change(&mut registry);
+        self.awaited.send_modify(|awaited| awaited.has_agent = !registry.is_empty());
+    }
+
+    /// From now on no dial waits for an agent. To be called when the API server has not answered a review in
+    /// its time. It may itself wait for a webhook in the cluster, and so for an agent.
+    pub(crate) fn stop_waiting(&self) {
+        let _registry = self.registry();
+        self.awaited.send_modify(|awaited| awaited.is_over = true);
     }
 
     /// Held while an agent has its connection.
@@ -279,18 +306,33 @@ impl Shared {
         dialled
     }
 
-    /// Ready once there has been an agent, or a dial need not wait for one. An API server that has just
-    /// become ready asks at once. That may be a moment before agents find the server beside it.
-    async fn wait_for_first_agent(&self, deadline: Instant) {
-        if self.first_agent.initialized() {
-            return;
+    /// The next agent for `host`. While there is none at all, a dial waits for one in the first two minutes.
+    /// An API server that has just become ready asks at once. That may be a moment before agents find the
+    /// server beside it.
+    async fn pick(&self, host: &str, tried: &[Arc<Backend>], until: Instant) -> Option<Arc<Backend>> {
+        loop {
+            {
+                let registry = self.registry();
+                let picked = registry.pick(host, random(), tried);
+                if picked.is_some() || !registry.is_empty() {
+                    return picked;
+                }
+            }
+            if !self.agent_comes(until).await {
+                return None;
+            }
         }
-        let now = Instant::now();
-        let until = *self.first_dial.get_or_init(|| now) + STARTING;
-        let Ok(_permit) = self.starting.try_acquire() else { return };
+    }
+
+    /// Ready once there is an agent (true), or a dial need not wait for one any more.
+    async fn agent_comes(&self, until: Instant) -> bool {
+        let until = until.min(*self.first.get_or_init(Instant::now) + STARTING);
+        let Ok(_permit) = self.starting.try_acquire() else { return false };
+        let mut awaited = self.awaited.subscribe();
+        let changed = awaited.wait_for(|awaited| awaited.has_agent || awaited.is_over);
         tokio::select! {
-            _ = timeout_at(deadline.min(until).min(now + FIRST_AGENT), self.first_agent.wait()) => {}
-            () = self.drained() => {}
+            changed = timeout_at(until, changed) => matches!(changed, Ok(Ok(awaited)) if !awaited.is_over),
+            () = self.drained() => false,
         }
     }
 
@@ -299,20 +341,20 @@ impl Shared {
             return Err(DialError::Address);
         }
         let deadline = begun + self.settings.dial_timeout;
-        self.wait_for_first_agent(deadline).await;
-        if self.is_draining() {
-            return Err(DialError::Draining);
-        }
+        let waits_until = deadline.min(begun + FIRST_AGENT);
         let host = address::host(address);
         let mut tried: Vec<Arc<Backend>> = Vec::new();
         let mut error = DialError::NoAgent;
         for number in 0..AGENTS_TRIED {
+            let picked = self.pick(host, &tried, waits_until).await;
+            if number == 0 && self.is_draining() {
+                return Err(DialError::Draining);
+            }
+            let Some(backend) = picked else { break };
             let left = deadline - Instant::now();
             if number > 0 && left.is_zero() {
                 break;
             }
-            let picked = self.registry().pick(host, random(), &tried);
-            let Some(backend) = picked else { break };
             tried.push(Arc::clone(&backend));
             let mut dial = pin!(backend.dial(address));
             let share = LEAST_SHARE.max(left / (AGENTS_TRIED - number));
@@ -350,16 +392,45 @@ impl Drop for Abandoned<'_> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::poll;
+    use http::{HeaderMap, Request};
+    use portico_tunnel::connection::Activity;
+    use portico_wire::konnectivity::Identifiers;
     use tokio::time::advance;
 
+    use super::super::backend::Authenticated;
     use super::*;
+    use crate::grpc::Call;
 
-    /// How long a dial takes that finds no agent.
-    async fn refused_after(shared: &Shared) -> Duration {
-        let begun = Instant::now();
-        let refused = shared.dial("node:10250").await.err();
-        assert!(matches!(refused, Some(DialError::NoAgent)), "{refused:?}");
-        begun.elapsed()
+    /// A stream of an agent that says nothing, registered.
+    async fn agent(shared: &Arc<Shared>) -> Arc<Backend> {
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let (client, server) = tokio::join!(h2::client::handshake(ours), h2::server::handshake(theirs));
+        let ((mut client, connection), mut server) = (client.unwrap(), server.unwrap());
+        tokio::spawn(connection);
+        let request = Request::post("http://server/connect").header("content-type", "application/grpc");
+        let _stream = client.send_request(request.body(()).unwrap(), false).unwrap();
+        let (request, respond) = server.accept().await.unwrap().unwrap();
+        let activity = Arc::new(Activity::within(&shared.memory, shared.memory.limit()));
+        let call = Call::accept(request, respond).unwrap();
+        let started = call.start(HeaderMap::new(), &activity, std::slice::from_ref(&shared.memory));
+        let authenticated = Authenticated {
+            agent: "agent".into(),
+            identifiers: Identifiers::default(),
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            version: "".into(),
+            is_native: false,
+        };
+        let mut receiver = started.unwrap().1;
+        let (backend, _) = Backend::new(authenticated, &mut receiver, &activity, shared);
+        shared.register(&backend);
+        backend
+    }
+
+    /// The stream of an agent is gone.
+    fn leaves(shared: &Shared, agent: &Arc<Backend>) {
+        shared.unregister(agent);
+        agent.end();
     }
 
     #[test]
@@ -374,6 +445,77 @@ mod tests {
         assert!(admits("token"));
         while admits("token") {}
         assert!(admits("identifiers"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_review_without_an_answer_ends_the_waiting_for_good() {
+        let shared = Shared::new(Settings::default());
+        let begun = Instant::now();
+        let mut dial = pin!(shared.dial("node:10250"));
+        assert!(poll!(dial.as_mut()).is_pending());
+        shared.stop_waiting();
+        assert_eq!(dial.await.err(), Some(DialError::NoAgent));
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(refused_after(&shared).await, Duration::ZERO);
+        let agent = agent(&shared).await;
+        leaves(&shared, &agent);
+        assert_eq!(refused_after(&shared).await, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_waits_on_when_the_first_agent_leaves_at_once() {
+        let shared = Shared::new(Settings::default());
+        let mut before = pin!(shared.dial("node:10250"));
+        assert!(poll!(before.as_mut()).is_pending());
+        let first = agent(&shared).await;
+        assert!(poll!(before.as_mut()).is_pending());
+        assert_eq!(first.dials(), 1);
+        leaves(&shared, &first);
+        assert!(poll!(before.as_mut()).is_pending(), "it lost its agent, and waits for another");
+        let mut between = pin!(shared.dial("node:10250"));
+        assert!(poll!(between.as_mut()).is_pending());
+        // Too short for both to see.
+        leaves(&shared, &agent(&shared).await);
+        assert!(poll!(before.as_mut()).is_pending() && poll!(between.as_mut()).is_pending());
+        let last = agent(&shared).await;
+        assert!(poll!(before.as_mut()).is_pending() && poll!(between.as_mut()).is_pending());
+        assert_eq!(last.dials(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_that_lost_its_agent_waits_within_its_own_time() {
+        let shared = Shared::new(Settings::default());
+        let agent = agent(&shared).await;
+        let begun = Instant::now();
+        let mut dial = pin!(shared.dial("node:10250"));
+        assert!(poll!(dial.as_mut()).is_pending());
+        advance(FIRST_AGENT / 4).await;
+        assert!(poll!(dial.as_mut()).is_pending());
+        leaves(&shared, &agent);
+        assert_eq!(dial.await.err(), Some(DialError::Lost(DialLost::Agent)));
+        assert!(begun.elapsed().abs_diff(FIRST_AGENT) < Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_waits_once_there_has_been_an_agent_for_two_minutes() {
+        let shared = Shared::new(Settings::default());
+        let agent = agent(&shared).await;
+        advance(STARTING).await;
+        let mut dial = pin!(shared.dial("node:10250"));
+        assert!(poll!(dial.as_mut()).is_pending());
+        leaves(&shared, &agent);
+        let begun = Instant::now();
+        assert_eq!(dial.await.err(), Some(DialError::Lost(DialLost::Agent)));
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(refused_after(&shared).await, Duration::ZERO);
+    }
+
+    /// How long a dial takes that finds no agent.
+    async fn refused_after(shared: &Shared) -> Duration {
+        let begun = Instant::now();
+        let refused = shared.dial("node:10250").await.err();
+        assert!(matches!(refused, Some(DialError::NoAgent)), "{refused:?}");
+        begun.elapsed()
     }
 
     #[tokio::test(start_paused = true)]
@@ -401,7 +543,7 @@ mod tests {
         let shared = Shared::new(Settings::default());
         let begun = Instant::now();
         let mut dial = pin!(shared.dial("node:10250"));
-        assert!(futures_util::poll!(dial.as_mut()).is_pending());
+        assert!(poll!(dial.as_mut()).is_pending());
         shared.drain();
         assert_eq!(dial.await.err(), Some(DialError::Draining));
         assert!(begun.elapsed() < STARTING);
@@ -412,7 +554,7 @@ mod tests {
         let shared = Shared::new(Settings::default());
         let mut waiting: Vec<_> = (0..MAX_STARTING).map(|_| Box::pin(shared.dial("node:1"))).collect();
         for dial in &mut waiting {
-            assert!(futures_util::poll!(dial).is_pending());
+            assert!(poll!(dial).is_pending());
         }
         assert_eq!(refused_after(&shared).await, Duration::ZERO);
         drop(waiting);

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use portico_konnectivity::server::Mode;
+use portico_konnectivity::server::{Mode, Settings};
 use portico_wire::konnectivity::{ConnectId, Packet};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -84,7 +84,10 @@ async fn what_frontends_send_and_an_agent_does_not_take_counts_in_the_memory() {
 
 #[tokio::test]
 async fn failures_are_answered_as_upstream_does() {
-    let (rig, mut agent) = rig().await;
+    // The last dial waits for an agent within its time.
+    let brief = |settings: &mut Settings| settings.dial_timeout = Duration::from_secs(5);
+    let rig = Rig::with(Mode::HttpConnect, brief).await;
+    let mut agent = rig.agent("a").await;
     for (error, status) in [
         ("dial tcp 127.0.0.1:9: connect: connection refused", "502 Bad Gateway"),
         ("dial tcp 1.2.3.4:80: i/o timeout", "504 Gateway Timeout"),

@@ -303,6 +303,8 @@ async fn agents_whose_token_is_not_reviewed_in_time_are_told_so() {
     });
     let authentication = by_token(kube::Client::new(silent, "default"));
     let rig = Rig::of(Mode::HttpConnect, authentication, |_| {}).await;
+    let mut frontend = rig.http("node:1").await;
+    until(|| rig.pending() == 1).await;
     let mut agents = Vec::new();
     for _ in 0..AGENTS {
         let mut agent = rig.tls_to(rig.server.agent_address()).await.unwrap();
@@ -316,6 +318,10 @@ async fn agents_whose_token_is_not_reviewed_in_time_are_told_so() {
     clock.until("all are refused", || refused(&rig, "review") == AGENTS as u64).await;
     clock.until("they have left, or are closed", || rig.status.unauthenticated() == 0).await;
     assert_eq!(refused(&rig, "silent"), 0, "each counts once");
+    // The reviews may have waited for this dial, which would have waited longer for an agent.
+    let begun = Instant::now();
+    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 500 "));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

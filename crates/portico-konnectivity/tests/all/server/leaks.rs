@@ -178,7 +178,8 @@ async fn before_the_first_agent(mode: Mode) {
 
 /// Dials that wait for an agent, and connections, when it goes.
 async fn with_their_agent(mode: Mode, is_native: bool) {
-    let rig = Rig::start(mode).await;
+    // A dial that lost its agent waits for another within its time.
+    let rig = Rig::with(mode, |settings| settings.dial_timeout = Duration::from_secs(10)).await;
     let before = counted();
     let mut agent = rig.agent_with("a", "", is_native).await;
     let (mut waiting, mut carried) = (Vec::new(), Vec::new());

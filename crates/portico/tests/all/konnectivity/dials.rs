@@ -118,10 +118,11 @@ async fn cancelled(server: Make, agent: Make, mode: Mode) {
 }
 
 #[tokio::test]
-async fn that_there_is_no_agent_any_more_is_reported_to_a_frontend_at_once() {
+async fn that_there_is_no_agent_any_more_is_reported_to_a_frontend() {
     for (mode, text) in [(Grpc, "No agent available"), (HttpConnect, "HTTP/1.1 500 Internal Server Error")] {
         let site = Site::new(mode, Unix);
-        let mut server = site.server(Ours, &[]).await;
+        // A dial waits for another agent within its time.
+        let mut server = site.server(Ours, &["--backend-dial-timeout=1s"]).await;
         let mut agent = site.agent(Ours, server.port(), &[]).await;
         server.program.wait_for("/readyz", 200).await;
         agent.kill();
