@@ -552,6 +552,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn more_dials_than_may_wait_for_the_first_agent_are_refused_at_once() {
         let shared = Shared::new(Settings::default());
+        // No more than an agent takes that comes first.
+        assert_eq!(MAX_STARTING, 1_000);
         let mut waiting: Vec<_> = (0..MAX_STARTING).map(|_| Box::pin(shared.dial("node:1"))).collect();
         for dial in &mut waiting {
             assert!(poll!(dial).is_pending());
