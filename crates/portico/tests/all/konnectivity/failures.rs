@@ -26,7 +26,7 @@ macro_rules! pairings {
 
         #[tokio::test]
         async fn a_killed_agent_ends_its_connections_and_a_new_one_serves() {
-            agent_killed(Pair::start($server, $agent, $mode, $transport).await, $agent).await;
+            agent_killed(Pair::start($server, $agent, $mode, $transport).await, $server, $agent).await;
         }
 
         #[tokio::test]
@@ -73,7 +73,7 @@ async fn a_server_out_of_descriptors_says_so_and_takes_agents_once_there_are_som
     drop(silent);
 }
 
-async fn agent_killed(mut pair: Pair, make: Make) {
+async fn agent_killed(mut pair: Pair, server: Make, agent: Make) {
     let sender = Endpoint::sender(ENDLESS).await;
     let echo = Endpoint::echo().await;
     let mut idle = pair.frontend.connect(&echo.target()).await;
@@ -84,10 +84,22 @@ async fn agent_killed(mut pair: Pair, make: Make) {
     ends(&mut idle).await;
     until("the endpoints' connections have ended", || sender.open() + echo.open() == 0).await;
     pair.server.program.wait_for("/readyz", 500).await;
-    let refused = pair.frontend.open(&echo.target()).await.err().expect("there is no agent");
-    assert!(refused.contains("No agent available"), "{refused}");
-
-    pair.agent = pair.site.agent(make, pair.server.port(), &[]).await;
+    let target = echo.target();
+    let asked = pair.frontend.open(&target);
+    let comes_back = pair.site.agent(agent, pair.server.port(), &[]);
+    match server {
+        Upstream => {
+            let refused = asked.await.err().expect("there is no agent");
+            assert!(refused.contains("No agent available"), "{refused}");
+            pair.agent = comes_back.await;
+        }
+        // It has just started, and so has requests wait for an agent.
+        Ours => {
+            let (waited, agent) = tokio::join!(asked, comes_back);
+            round_trip(&mut waited.expect("an agent has come back"), b"waited").await;
+            pair.agent = agent;
+        }
+    }
     pair.server.program.wait_for("/readyz", 200).await;
     serves(&pair, &echo).await;
 }
