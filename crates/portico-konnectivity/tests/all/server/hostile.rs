@@ -320,7 +320,7 @@ async fn agents_whose_token_is_not_reviewed_in_time_are_told_so() {
     assert_eq!(refused(&rig, "silent"), 0, "each counts once");
     // The reviews may have waited for this dial, which would have waited longer for an agent.
     let begun = Instant::now();
-    assert!(head(&mut frontend).await.starts_with("HTTP/1.1 500 "));
+    assert!(clock.by(head(&mut frontend)).await.starts_with("HTTP/1.1 500 "));
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
