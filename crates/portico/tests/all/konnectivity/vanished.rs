@@ -4,6 +4,7 @@
 use portico_lab::firewall::{Direction, Firewall, Traffic, Verdict};
 use portico_lab::{Host, Lab};
 use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 use super::endpoint::Endpoint;
 use super::failures::{ends, serves};
@@ -13,6 +14,7 @@ use super::site::Make::{self, Ours, Upstream};
 use super::site::Mode::HttpConnect;
 use super::site::Pair;
 use super::site::Transport::Unix;
+use crate::common::PATIENCE;
 use crate::isolation::on;
 
 #[test]
@@ -70,8 +72,10 @@ async fn each_side_notices(host: &Host, server: Make, agent: Make) {
     pair.agent.wait_for("/readyz", 200).await;
     pair.server.program.wait_for("/readyz", 200).await;
     if server == Upstream {
-        // It asks by the connection that has ended, and is told so.
-        let _ = pair.frontend.open(&echo.target()).await;
+        // It asks by the connection that has ended, until it has noticed what it is told.
+        let target = echo.target();
+        let asks = async { while pair.frontend.open(&target).await.is_err() {} };
+        timeout(PATIENCE, asks).await.expect("upstream's server asks by the new connection");
     }
     serves(&pair, &echo).await;
 }
