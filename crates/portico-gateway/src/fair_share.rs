@@ -177,8 +177,9 @@ impl Pool {
     fn take(&self, own: &AtomicU32, cost: u32, part: Percent) -> bool {
         let up = |taken: u32| {
             let own = own.load(Relaxed);
-            // One that has nothing gets its first, however little that leaves.
-            let fits = own == 0 || own.saturating_add(cost) <= self.most(taken, own, part);
+            // One that has nothing gets its first, however little that leaves. To connect that then takes
+            // nothing more.
+            let fits = own == 0 || cost == 0 || own.saturating_add(cost) <= self.most(taken, own, part);
             (fits && cost <= self.limit.saturating_sub(taken)).then(|| taken + cost)
         };
         let took = self.taken.fetch_update(Relaxed, Relaxed, up).is_ok();
@@ -246,7 +247,10 @@ mod tests {
     #[test]
     fn the_least_gateway_serves_one_connection() {
         let fair = share(12 << 10, 2);
-        assert!(fair.take(&Taken::default(), Cost::CONNECTION));
+        let own = Taken::default();
+        assert!(fair.take(&own, Cost::CONNECTION));
+        assert!(fair.take(&own, Cost::NOTHING), "it is connected to an endpoint");
+        assert!(!fair.take(&own, Cost::CONNECTION));
     }
 
     #[test]
