@@ -1,7 +1,7 @@
 //! The bound of the connections of all clusters together, and the share of one cluster.
 //!
 //! A cluster may hold a part (default half) of what the others do not hold. One that takes all it can gets
-//! 1/2; two come to 1/3 each. A cluster that holds nothing gets its first connection while anything is left.
+//! 1/2; two come to 1/3 each. Each may hold one connection, or a tunnel with a stream, while anything is left.
 //! Memory and descriptors are judged separately.
 //!
 //! Tunnels hold bytes for receivers. One cluster may hold the same part of all of those.
@@ -32,6 +32,10 @@ impl Cost {
     pub(crate) const TUNNEL: Self = Self { kib: 48, descriptors: 1 };
     /// Nothing more than what is counted elsewhere.
     pub(crate) const NOTHING: Self = Self { kib: 0, descriptors: 0 };
+    /// What a cluster may hold however little others leave: a tunnel and its first stream, or a connection of
+    /// another kind, which takes no more.
+    const FIRST: Self =
+        Self { kib: Self::TUNNEL.kib + Self::STREAM.kib, descriptors: Self::CONNECTION.descriptors };
 }
 
 /// The cost of the connections of all clusters, and its bound.
@@ -80,6 +84,8 @@ pub struct ShareUse {
 #[derive(Debug)]
 struct Pool {
     limit: u32,
+    /// What each cluster may take of it, as long as it is there.
+    first: u32,
     taken: AtomicU32,
 }
 
@@ -87,7 +93,9 @@ impl FairShare {
     /// `memory` is in bytes. `held` counts those that all tunnels hold.
     pub(crate) fn new(memory: usize, descriptors: u32, held: &MemoryBudget, part: Percent) -> Self {
         let kib = u32::try_from(memory >> 10).unwrap_or(u32::MAX);
-        Self { kib: Pool::new(kib), descriptors: Pool::new(descriptors), held: held.clone(), part }
+        let kib = Pool::new(kib, Cost::FIRST.kib);
+        let descriptors = Pool::new(descriptors, Cost::FIRST.descriptors);
+        Self { kib, descriptors, held: held.clone(), part }
     }
 
     /// For tests about something else.
@@ -170,16 +178,15 @@ impl ShareUse {
 }
 
 impl Pool {
-    fn new(limit: u32) -> Self {
-        Self { limit, taken: AtomicU32::default() }
+    fn new(limit: u32, first: u32) -> Self {
+        Self { limit, first, taken: AtomicU32::default() }
     }
 
     fn take(&self, own: &AtomicU32, cost: u32, part: Percent) -> bool {
         let up = |taken: u32| {
             let own = own.load(Relaxed);
-            // One that has nothing gets its first, however little that leaves. To connect that then takes
-            // nothing more.
-            let fits = own == 0 || cost == 0 || own.saturating_add(cost) <= self.most(taken, own, part);
+            // What was admitted is also connected, which takes nothing more.
+            let fits = cost == 0 || own.saturating_add(cost) <= self.most(taken, own, part);
             (fits && cost <= self.limit.saturating_sub(taken)).then(|| taken + cost)
         };
         let took = self.taken.fetch_update(Relaxed, Relaxed, up).is_ok();
@@ -197,7 +204,7 @@ impl Pool {
     /// What a cluster may take that has its `own` of what is `taken`.
     fn most(&self, taken: u32, own: u32, part: Percent) -> u32 {
         let left = self.limit.saturating_sub(taken.saturating_sub(own));
-        u32::try_from(part.of(left as usize)).unwrap_or(left)
+        u32::try_from(part.of(left as usize)).unwrap_or(left).max(self.first).min(left)
     }
 
     fn give_back(&self, own: &AtomicU32, cost: u32) {
@@ -251,6 +258,18 @@ mod tests {
         assert!(fair.take(&own, Cost::CONNECTION));
         assert!(fair.take(&own, Cost::NOTHING), "it is connected to an endpoint");
         assert!(!fair.take(&own, Cost::CONNECTION));
+    }
+
+    #[test]
+    fn a_clusters_first_tunnel_has_room_for_its_first_stream() {
+        let fair = share(1 << 20, 1_000);
+        let greedy = Taken::default();
+        greedy.set_part(Some(Percent::try_from(90).unwrap()));
+        fill(&fair, &greedy);
+        let own = Taken::default();
+        assert!(fair.take(&own, Cost::TUNNEL), "{:?}", fair.used_by(&own));
+        assert!(fair.take(&own, Cost::STREAM), "{:?}", fair.used_by(&own));
+        assert!(!fair.take(&own, Cost::STREAM), "half of what the other leaves is less");
     }
 
     #[test]

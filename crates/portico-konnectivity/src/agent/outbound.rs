@@ -66,7 +66,7 @@ impl Outbound {
     /// Queues a packet that goes before all data.
     pub(super) fn control(&self, packet: Packet) {
         let mut queues = self.queues();
-        let cost = cost(&packet);
+        let cost = packet.memory();
         if self.held.held() + cost <= CONTROL {
             self.held.charge(cost);
             queues.control.push_back(packet);
@@ -103,7 +103,7 @@ impl Outbound {
     pub(super) fn next(&self) -> Option<Next> {
         let mut queues = self.queues();
         if let Some(packet) = queues.control.pop_front() {
-            self.held.release(cost(&packet));
+            self.held.release(packet.memory());
             return Some(Next::Control(packet));
         }
         let chunk = queues.data.pop_front()?;
@@ -116,15 +116,6 @@ impl Outbound {
         chunk.endpoint.free_lane();
         Some(Next::Data(chunk))
     }
-}
-
-/// What a control packet takes while it waits.
-fn cost(packet: &Packet) -> usize {
-    let text = match packet {
-        Packet::DialResponse { result: Err(error), .. } | Packet::CloseResponse { error, .. } => error.len(),
-        _ => 0,
-    };
-    size_of::<Packet>() + text
 }
 
 impl Queues {

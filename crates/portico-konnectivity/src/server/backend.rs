@@ -42,9 +42,6 @@ const MAX_DIALS: usize = 4_096;
 /// read them is given up.
 const MAX_CONTROL: usize = 32 * 1024;
 
-/// What one of them takes beside its address.
-const CONTROL_BYTES: usize = 128;
-
 /// How long a control packet may wait for an agent that takes nothing, give or take a look: a dial in the
 /// usual time. It costs each dial its share of that time otherwise, for as long as it is there.
 const UNTAKEN: Duration = Duration::from_secs(30);
@@ -254,7 +251,7 @@ impl Backend {
     /// Sends a control packet. A stream whose queue is full loses it, and ends by the next packet that comes.
     fn send(&self, packet: Packet) {
         // Before it is there: the writer may take it at once.
-        let cost = cost(&packet);
+        let cost = packet.memory();
         self.held.charge(cost);
         // A writer that is gone has taken the stream with it.
         if self.control.try_send(packet).is_err() {
@@ -469,7 +466,7 @@ async fn write(backend: &Backend, mut outgoing: Outgoing, sender: &mut Sender) -
         let packet = tokio::select! {
             biased;
             Some(packet) = outgoing.control.recv() => {
-                backend.held.release(cost(&packet));
+                backend.held.release(packet.memory());
                 packet
             }
             Some((connection, item)) = outgoing.data.recv() => match item {
@@ -489,15 +486,6 @@ async fn write(backend: &Backend, mut outgoing: Outgoing, sender: &mut Sender) -
     }
 }
 
-/// What a control packet takes while it waits.
-fn cost(packet: &Packet) -> usize {
-    let text = match packet {
-        Packet::DialRequest { address, .. } => address.len(),
-        _ => 0,
-    };
-    CONTROL_BYTES + text
-}
-
 /// Numbers of dials.
 #[derive(Debug)]
 pub(crate) struct DialIds(AtomicI64);
@@ -511,20 +499,5 @@ impl Default for DialIds {
 impl DialIds {
     pub(crate) fn next(&self) -> DialId {
         DialId(self.0.fetch_add(1, Relaxed))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use portico_wire::konnectivity::address;
-
-    use super::*;
-
-    #[test]
-    fn a_dial_that_waits_to_be_sent_counts_with_its_address() {
-        let address = "a".repeat(address::MAX);
-        let dial = Packet::DialRequest { protocol: "tcp".into(), address, dial: DialId(1) };
-        assert_eq!(cost(&dial), CONTROL_BYTES + address::MAX);
-        assert_eq!(cost(&Packet::CloseDial(DialId(1))), CONTROL_BYTES);
     }
 }

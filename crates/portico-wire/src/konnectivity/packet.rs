@@ -98,6 +98,21 @@ impl Packet {
     /// The index of [`Packet::Data`] in [`Self::TYPES`].
     pub const DATA: usize = kind::DATA as usize;
 
+    /// Bytes of memory that it takes: itself, its texts and its data.
+    pub fn memory(&self) -> usize {
+        let parts = match self {
+            Self::DialRequest { protocol, address, .. } => protocol.len() + address.len(),
+            Self::DialResponse { result: Err(error), .. } | Self::CloseResponse { error, .. } => error.len(),
+            Self::Data { payload, .. } => payload.len(),
+            Self::DialResponse { result: Ok(_), .. }
+            | Self::CloseRequest(_)
+            | Self::CloseDial(_)
+            | Self::Drain
+            | Self::Unknown => 0,
+        };
+        size_of::<Self>() + parts
+    }
+
     /// The index of its type in [`Self::TYPES`].
     pub fn type_index(&self) -> usize {
         let kind = match self {

@@ -146,3 +146,15 @@ proptest! {
         let _ = Packet::decode(&message.into());
     }
 }
+
+#[test]
+fn a_packet_counts_with_its_texts_and_its_data() {
+    let alone = size_of::<Packet>();
+    let dial = Packet::DialRequest { protocol: "tcp".into(), address: "a".repeat(300), dial: DialId(1) };
+    assert_eq!(dial.memory(), alone + 303);
+    let refusal = Packet::DialResponse { dial: DialId(1), result: Err("x".repeat(100)) };
+    assert_eq!(refusal.memory(), alone + 100);
+    let closed = Packet::CloseResponse { connection: ConnectId(1), error: "y".repeat(50) };
+    assert_eq!(closed.memory(), alone + 50);
+    assert_eq!(Packet::CloseDial(DialId(1)).memory(), alone);
+}
