@@ -115,12 +115,13 @@ impl RouteIndex {
             self.delete_slice(&key);
         }
         let facts = endpoints::read(slice, &self.settings.endpoints, &mut self.names);
-        let had_problems = self.slices_have_problems(&service);
-        let slices = &mut self.entry(&service).slices;
+        let slices = &self.entry(&service).slices;
         let position = slices.binary_search_by(|other| other.name.cmp(&facts.name));
         if position.is_ok_and(|position| slices[position] == facts) {
             return;
         }
+        let had_problems = self.slices_have_problems(&service);
+        let slices = &mut self.entry(&service).slices;
         match position {
             Ok(position) => slices[position] = facts,
             Err(position) => {
