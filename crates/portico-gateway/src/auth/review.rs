@@ -53,7 +53,10 @@ const CONFIRM_AFTER: Duration = Duration::from_secs(2);
 
 /// Most accepted tokens that are cached: more than the agents of one seed. A token that open connections rest
 /// on is reviewed again whether it is cached or not.
-const MAX_ACCEPTED: u64 = 100_000;
+const MAX_ACCEPTED: usize = 100_000;
+
+/// Most of them of one cluster: whoever administers it can have any number accepted.
+pub(super) const MAX_ACCEPTED_PER_CLUSTER: usize = 20_000;
 
 /// Most cached tokens that were never accepted. A flood of them displaces its own.
 const MAX_UNVERIFIED: u64 = 10_000;
@@ -90,7 +93,9 @@ pub(super) struct ReviewedToken {
 pub(super) struct Reviews {
     times: ReviewTimes,
     /// Tokens that were accepted, for the grace after their last review.
-    accepted: Cache<Hash, Arc<TokenState>>,
+    accepted: Cache<Hash, AcceptedToken>,
+    /// For tokens in it.
+    accepted_permits: Permits<Tenant>,
     unverified: Cache<Hash, Arc<TokenState>>,
     /// For reviews under way.
     permits: Permits<Tenant>,
@@ -101,6 +106,12 @@ pub(super) struct Reviews {
     counters: Counters,
     changes: Arc<Changes>,
     log: TenantLines,
+}
+
+#[derive(Debug, Clone)]
+struct AcceptedToken {
+    state: Arc<TokenState>,
+    permit: Arc<Permit>,
 }
 
 #[derive(Debug, Default)]
@@ -153,7 +164,8 @@ impl Reviews {
         let times = ReviewTimes::new(interval);
         Self {
             times,
-            accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(times.grace).build(),
+            accepted: Cache::builder().time_to_live(times.grace).build(),
+            accepted_permits: Permits::new(MAX_ACCEPTED, MAX_ACCEPTED_PER_CLUSTER),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::new(most as usize, MAX_PER_CLUSTER),
             waiting: Permits::new(waiting, waiting / SHARES),
@@ -185,7 +197,7 @@ impl Reviews {
     pub(super) fn token(&self, token: &Token, reviewer: Arc<dyn TokenReviewer>) -> ReviewedToken {
         let key = key(token, &*reviewer);
         let unverified = || self.unverified.get_with(key, || Arc::new(TokenState::new()));
-        let state = self.accepted.get(&key).unwrap_or_else(unverified);
+        let state = self.accepted.get(&key).map_or_else(unverified, |accepted| accepted.state);
         ReviewedToken { token: token.clone(), state, reviewer }
     }
 
@@ -313,13 +325,23 @@ impl Reviews {
             self.changes.announce(Affected::ReviewedTokens);
         }
         if token.state.was_accepted() {
-            self.accepted.insert(key, Arc::clone(&token.state));
-            self.unverified.invalidate(&key);
+            self.keep_accepted(key, token);
         }
         if let Some(why) = failure {
             self.warn(token, &why, verdict == Verdict::Accepted);
         }
         verdict
+    }
+
+    /// Caches a token that was accepted for the time of its grace, if its cluster has room for one more.
+    /// Otherwise it stays where tokens are that never were.
+    fn keep_accepted(&self, key: Hash, token: &ReviewedToken) {
+        let cached = self.accepted.get(&key).map(|accepted| accepted.permit);
+        let new = || self.accepted_permits.try_acquire(token.reviewer.cluster()).map(Arc::new);
+        if let Some(permit) = cached.or_else(new) {
+            self.accepted.insert(key, AcceptedToken { state: Arc::clone(&token.state), permit });
+            self.unverified.invalidate(&key);
+        }
     }
 
     fn warn(&self, token: &ReviewedToken, why: &str, accepted: bool) {

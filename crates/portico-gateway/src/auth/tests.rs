@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use portico_tunnel::Protocol;
 use tokio::time::{Instant, advance, sleep};
 
-use super::review::{MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT, SHARES, WAITER};
+use super::review::{MAX_ACCEPTED_PER_CLUSTER, MAX_PER_CLUSTER, PATIENCE, REVIEW_TIMEOUT, SHARES, WAITER};
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -544,6 +544,23 @@ async fn made_up_tokens_displace_their_like_and_no_token_that_was_accepted() {
     assert!(remembered <= 10_001, "{remembered} are remembered");
     gateway.authenticate(&api, "token").await.unwrap();
     assert!(!credential.is_revoked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn accepted_tokens_of_one_cluster_displace_none_of_another() {
+    let (gateway, [minting, api]) = (Gateway::start(), ["minting", "a"].map(ApiServer::new));
+    gateway.authenticate(&api, "before").await.unwrap();
+    for number in 0..MAX_ACCEPTED_PER_CLUSTER + 11_000 {
+        gateway.authenticate(&minting, &format!("valid-{number}")).await.unwrap();
+    }
+    gateway.authenticate(&api, "after").await.unwrap();
+    let remembered = gateway.identities.reviews().unwrap().remembered;
+    assert!(remembered <= MAX_ACCEPTED_PER_CLUSTER as u64 + 10_002, "{remembered} are remembered");
+    api.is_away.store(true, SeqCst);
+    advance(INTERVAL).await;
+    for token in ["before", "after"] {
+        gateway.authenticate(&api, token).await.expect("it has its grace");
+    }
 }
 
 #[tokio::test(start_paused = true)]
