@@ -1,10 +1,20 @@
 //! What went wrong with HTTP/2, fit for logs.
 
+use std::io::ErrorKind;
+
 /// Says why without the debug data of a GOAWAY, which are the peer's and may have a frame's length.
 #[must_use]
 pub fn cause(error: &h2::Error) -> String {
     // Such an error is the system's, or our own misuse of the library: nothing in it comes from the peer.
-    let Some(reason) = error.reason() else { return error.to_string() };
+    let Some(reason) = error.reason() else {
+        // The TLS library's sentence is for programmers, and longer than a line.
+        let is_cut = error.get_io().is_some_and(|error| error.kind() == ErrorKind::UnexpectedEof);
+        return if is_cut {
+            "the peer has closed the connection without a word".into()
+        } else {
+            error.to_string()
+        };
+    };
     let what = if error.is_reset() { "stream" } else { "connection" };
     if reason == h2::Reason::NO_ERROR {
         return format!("the peer has ended the {what}");
@@ -15,9 +25,31 @@ pub fn cause(error: &h2::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use portico_lab::pki::Authority;
     use tokio::io::{AsyncWriteExt, duplex};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_is_cut_under_tls_is_told_in_plain_words() {
+        let authority = Authority::new("ca").unwrap();
+        let identity = authority.server("localhost", &["localhost"]).unwrap();
+        let (server, client) = duplex(1 << 16);
+        let acceptor = TlsAcceptor::from(Arc::new(identity.server_config(&[]).unwrap()));
+        let connector = TlsConnector::from(Arc::new(authority.client_config(None, &[]).unwrap()));
+        let name = "localhost".try_into().unwrap();
+        let (server, client) = tokio::join!(acceptor.accept(server), connector.connect(name, client));
+        let (mut requests, connection) = h2::client::handshake(client.unwrap()).await.unwrap();
+        let request = http::Request::get("https://localhost/").body(()).unwrap();
+        let _response = requests.send_request(request, true).unwrap();
+        drop(server);
+        let error = connection.await.unwrap_err();
+        assert!(error.to_string().contains("close_notify"), "{error}");
+        assert_eq!(cause(&error), "the peer has closed the connection without a word");
+    }
 
     #[tokio::test]
     async fn what_a_peer_says_with_its_goaway_is_in_no_line() {
