@@ -33,7 +33,7 @@ use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
 use thiserror::Error;
-use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{BoxError, Service, ServiceBuilder, service_fn};
 
 use renewal::Renewing;
 
@@ -102,6 +102,21 @@ pub async fn client_of<P: AsRef<Path>>(kubeconfigs: &[P]) -> Result<Client, Clie
     Ok(Client::new(service, config.default_namespace))
 }
 
+/// `client`, for an API server whose answers are not trusted to end: one of more than `longest` bytes fails.
+/// So does a watch that has sent as many.
+#[must_use]
+pub fn limited(client: Client, longest: usize) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = service_fn(move |request: Request<Body>| {
+        let client = client.clone();
+        async move {
+            let response = client.send(request).await?;
+            Ok::<_, kube::Error>(response.map(|body| Limited::new(body, longest)))
+        }
+    });
+    Client::new(service, namespace)
+}
+
 /// Both as one; what the first says stays.
 fn merged(mut first: Kubeconfig, next: Kubeconfig) -> Result<Kubeconfig, KubeconfigError> {
     // `kubectl config unset current-context` leaves an empty one, which is none.
@@ -141,8 +156,7 @@ pub(crate) async fn bounded(
         config.root_cert.get_or_insert_default();
     }
     let service = service(&config, Arc::new(dialer), connect_timeout).map_err(refused)?;
-    let service = service.map_response(move |response| response.map(|body| Limited::new(body, longest)));
-    Ok(Client::new(service, config.default_namespace))
+    Ok(limited(Client::new(service, config.default_namespace), longest))
 }
 
 /// Does what `Client::try_from` does, with connections made by `dialer` and without its tracing and retries.

@@ -210,14 +210,16 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
         () = call.abandoned() => return,
     };
     drop(metadata);
+    match &authenticated {
+        Err(Refusal::Unanswered) => shared.reviews_are_answered(false),
+        Err(why) if !why.is_verdict() => {}
+        Ok(_) | Err(_) => shared.reviews_are_answered(true),
+    }
     let permitted = authenticated.and_then(|authenticated| Ok((authenticated, shared.agent_permit()?)));
     let (authenticated, permit) = match permitted {
         Ok(permitted) => permitted,
         Err(why) => {
             connection.is_refused.store(true, Relaxed);
-            if why == Refusal::Unanswered {
-                shared.stop_waiting();
-            }
             shared.refused(why.reason(), connection.address, &why);
             return call.refuse(&Status::new(why.code(), why.to_string()));
         }

@@ -16,6 +16,9 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenRe
 use kube::api::PostParams;
 use kube::{Api, Client};
 use moka::sync::Cache;
+use portico_api::text::one_line;
+use portico_kube::client::limited;
+use portico_kube::error::describe;
 use portico_net::permits::Permits;
 use portico_net::slots::Source;
 use portico_wire::konnectivity::{Code, Identifiers};
@@ -48,6 +51,13 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 /// Accepted tokens that are cached; beyond that, some are reviewed again earlier.
 const MAX_CACHED: u64 = 4_096;
 
+/// The longest answer of the API server that is read, to a review or to a page of a list. What it says may be
+/// in the hands of a cluster's users.
+const LONGEST_ANSWER: usize = 1 << 20;
+
+/// Most characters of what it says that an agent and the log are told.
+const QUOTED: usize = 300;
+
 /// The node of a token's pod as the API server reports it, since Kubernetes 1.30.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
@@ -57,14 +67,20 @@ pub(crate) enum Refusal {
     /// It has no name, or two.
     #[error("{0}")]
     Metadata(String),
-    /// Its token is missing, or is not accepted.
+    /// It shows no token.
+    #[error("{0}")]
+    NoToken(String),
+    /// The API server does not accept its token.
     #[error("{0}")]
     Token(String),
     /// Nobody could say whether its token is good. It may be, the next time.
     #[error("{0}")]
     Review(String),
     /// The API server was asked, and has not said whether its token is good. It may be, the next time.
-    #[error("the API server cannot review the token: no answer within {REVIEW:?}")]
+    #[error(
+        "the API server cannot review the token: no answer within {REVIEW:?}; until it answers, no dial \
+         waits for a first agent"
+    )]
     Unanswered,
     /// Its token was not reviewed, because too many others wait. It may be good, the next time.
     #[error(
@@ -89,11 +105,16 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
+    /// Whether the API server has said something of the token.
+    pub(crate) fn is_verdict(&self) -> bool {
+        matches!(self, Self::Token(_) | Self::Identifiers { .. } | Self::Full(_))
+    }
+
     /// The label value for metrics.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Metadata(_) => "metadata",
-            Self::Token(_) => "token",
+            Self::NoToken(_) | Self::Token(_) => "token",
             Self::Review(_) | Self::Unanswered | Self::Crowd => "review",
             Self::Identifiers { .. } => "identifiers",
             Self::Full(_) => "full",
@@ -121,7 +142,7 @@ fn known(identities: &[String]) -> String {
 /// How agents authenticate beside TLS, and what their identities are bound to.
 #[derive(Debug)]
 pub struct Authentication {
-    reviews: Option<Reviews>,
+    reviews: Option<Arc<Reviews>>,
     bindings: Vec<Binding>,
 }
 
@@ -164,13 +185,13 @@ impl Authentication {
     #[must_use]
     pub fn by_token(client: Client, expected: Expected) -> Self {
         let reviews = Reviews {
-            api: Api::all(client),
+            api: Api::all(limited(client, LONGEST_ANSWER)),
             expected,
             waiting: Permits::new(MAX_WAITING, MAX_WAITING_PER_ADDRESS),
             under_way: Permits::new(MAX_REVIEWS, MAX_REVIEWS_PER_ADDRESS),
             accepted: Cache::builder().max_capacity(MAX_CACHED).time_to_live(TIME_TO_LIVE).build(),
         };
-        Self { reviews: Some(reviews), bindings: Vec::new() }
+        Self { reviews: Some(Arc::new(reviews)), bindings: Vec::new() }
     }
 
     /// With identifiers bound to identities. Without bindings, any agent may claim any.
@@ -191,9 +212,10 @@ impl Authentication {
     ) -> Result<(), Refusal> {
         if let Some(reviews) = &self.reviews {
             let header = only(metadata, AUTHORIZATION.as_str())?;
-            let missing = || Refusal::Token("no authorization metadata in the request".to_owned());
+            let missing = || Refusal::NoToken("no authorization metadata in the request".to_owned());
             let token = header.ok_or_else(missing)?.strip_prefix("Bearer ");
-            let token = token.ok_or_else(|| Refusal::Token("authorization is no Bearer token".to_owned()))?;
+            let token =
+                token.ok_or_else(|| Refusal::NoToken("authorization is no Bearer token".to_owned()))?;
             identities.extend(reviews.check(source, token.trim(), counters).await?.iter().cloned());
         }
         match forbidden(&self.bindings, &identities, claimed) {
@@ -204,9 +226,9 @@ impl Authentication {
 }
 
 impl Reviews {
-    /// Whose token it is.
+    /// Whose token it is. A review goes on when nobody waits for it any more: the API server is at it.
     async fn check(
-        &self,
+        self: &Arc<Self>,
         source: Source,
         token: &str,
         counters: &Counters,
@@ -216,13 +238,18 @@ impl Reviews {
         if let Some(identities) = self.accepted.get(&hash) {
             return Ok(identities);
         }
-        let _slot = self.waiting.try_acquire(&source).ok_or(Refusal::Crowd)?;
+        let slot = self.waiting.try_acquire(&source).ok_or(Refusal::Crowd)?;
         let _waiting = Counted::new(&counters.reviews_waiting);
-        let _permit = self.under_way.acquire(&source).await;
-        let status = self.review(token).await?;
-        let identities: Arc<[String]> = self.expected.judge(status).map_err(Refusal::Token)?.into();
-        self.accepted.insert(hash, Arc::clone(&identities));
-        Ok(identities)
+        let permit = self.under_way.acquire(&source).await;
+        let (reviews, token) = (Arc::clone(self), token.to_owned());
+        let review = tokio::spawn(async move {
+            let status = reviews.review(&token).await?;
+            let identities: Arc<[String]> = reviews.expected.judge(status).map_err(Refusal::Token)?.into();
+            reviews.accepted.insert(hash, Arc::clone(&identities));
+            drop((slot, permit));
+            Ok(identities)
+        });
+        review.await.unwrap_or_else(|error| Err(Refusal::Review(error.to_string())))
     }
 
     async fn review(&self, token: &str) -> Result<TokenReviewStatus, Refusal> {
@@ -237,6 +264,7 @@ impl Reviews {
         match timeout(REVIEW, self.api.create(&params, &review)).await {
             Ok(Ok(reviewed)) => Ok(reviewed.status.unwrap_or_default()),
             Ok(Err(error)) => {
+                let error = one_line(&describe(&error), QUOTED);
                 Err(Refusal::Review(format!("the API server cannot review the token: {error}")))
             }
             Err(_) => Err(Refusal::Unanswered),
@@ -248,6 +276,7 @@ impl Expected {
     /// Whose token it is, or why it is not accepted.
     fn judge(&self, status: TokenReviewStatus) -> Result<Vec<String>, String> {
         if let Some(error) = status.error.filter(|error| !error.is_empty()) {
+            let error = one_line(&error, QUOTED);
             return Err(format!("the API server does not accept the token: {error}"));
         }
         if status.authenticated != Some(true) {
@@ -261,6 +290,7 @@ impl Expected {
         let name = username.unwrap_or_default();
         let expected = format!("system:serviceaccount:{}:{}", self.namespace, self.service_account);
         if name != expected {
+            let name = one_line(&name, QUOTED);
             return Err(format!("the token is of {name:?}, not of {expected}"));
         }
         let nodes = extra.unwrap_or_default().remove(NODE_NAME).unwrap_or_default();
@@ -366,6 +396,54 @@ mod tests {
         });
         let refused = reviewed_by(Client::new(away, "default")).await;
         assert!(matches!(refused, Refusal::Review(_)), "{refused}");
+    }
+
+    /// An API server that answers each request so.
+    fn answering(status: u16, body: String) -> Client {
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            let body = kube::client::Body::from(body.clone().into_bytes());
+            let response = http::Response::builder().status(status).body(body).unwrap();
+            std::future::ready(Ok::<_, std::io::Error>(response))
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
+        let review = serde_json::to_string(&TokenReview::default()).unwrap();
+        for status in [200, 500] {
+            let refused = reviewed_by(answering(status, review.clone() + &" ".repeat(LONGEST_ANSWER))).await;
+            assert!(refused.to_string().contains("length limit"), "{refused}");
+        }
+        let refused = reviewed_by(answering(200, review + &" ".repeat(LONGEST_ANSWER / 2))).await;
+        assert!(refused.is_verdict(), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_long_text_of_the_api_server_is_cut_in_what_an_agent_is_told() {
+        let text = "x".repeat(60_000);
+        let refused = reviewed_by(answering(502, text.clone())).await;
+        assert!(refused.to_string().len() < 1_000 && refused.reason() == "review", "{refused}");
+        let status = TokenReviewStatus { error: Some(text), ..status(true, AUDIENCE, NAME) };
+        let review = TokenReview { status: Some(status), ..TokenReview::default() };
+        let refused = reviewed_by(answering(201, serde_json::to_string(&review).unwrap())).await;
+        assert!(refused.to_string().len() < 1_000 && refused.is_verdict(), "{refused}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_review_counts_until_the_api_server_is_done_with_it_also_if_its_agent_has_left() {
+        let silent = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
+        });
+        let authentication = Authentication::by_token(Client::new(silent, "default"), expected());
+        let reviews = authentication.reviews.unwrap();
+        let counters = Counters::default();
+        let mut check = Box::pin(reviews.check(Source::V4(0), "token", &counters));
+        assert!(futures_util::poll!(&mut check).is_pending());
+        drop(check);
+        assert_eq!((reviews.under_way.in_use(), reviews.waiting.in_use()), (1, 1));
+        tokio::time::sleep(REVIEW + Duration::from_millis(1)).await;
+        assert_eq!((reviews.under_way.in_use(), reviews.waiting.in_use()), (0, 0));
     }
 
     #[test]

@@ -13,7 +13,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
+use portico_api::text::printable;
 use portico_kube::apply::writing;
+use portico_kube::client::limited;
+use portico_kube::error::describe;
+use portico_net::line_limit::{LineLimit, Pace};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Status;
@@ -28,6 +32,12 @@ const RENEW: Duration = Duration::from_secs(15);
 
 /// Between two attempts to renew, and the time limit of each step: two fit in before the Lease expires.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Leases in one page of a list.
+const PAGE: u32 = 100;
+
+/// The longest answer that is read: a page of Leases has some hundred KiB. Users of the cluster may make any.
+const LONGEST_ANSWER: usize = 1 << 20;
 
 /// What an operator gives to the user of `--kubeconfig`.
 const RIGHTS: &str =
@@ -45,6 +55,9 @@ pub struct ServerLease {
     name: String,
     labels: BTreeMap<String, String>,
     status: Status,
+    /// Limits lines about Leases that are removed.
+    lines: LineLimit,
+    begun: Instant,
 }
 
 impl std::fmt::Debug for ServerLease {
@@ -58,7 +71,8 @@ impl ServerLease {
     #[must_use]
     pub fn new(client: Client, namespace: &str, labels: BTreeMap<String, String>, status: Status) -> Self {
         let name = format!("konnectivity-proxy-server-{}", status.0.settings.id);
-        Self { api: Api::namespaced(client, namespace), name, labels, status }
+        let api = Api::namespaced(limited(client, LONGEST_ANSWER), namespace);
+        Self { api, name, labels, status, lines: LineLimit::default(), begun: Instant::now() }
     }
 
     /// Keeps the Lease, and removes those that expired, until it is dropped.
@@ -83,8 +97,8 @@ impl ServerLease {
     async fn does(&self, what: &'static str, step: impl Future<Output = kube::Result<()>>) -> bool {
         let (problem, is_denied) = match timeout(RETRY, step).await {
             Ok(Ok(())) => return true,
-            Ok(Err(error)) => (error.to_string(), is_denied(&error)),
-            Err(_) => (format!("no answer within {RETRY:?}"), false),
+            Ok(Err(error)) => (printable(&describe(&error)), is_denied(&error)),
+            Err(_) => (format!("it was not done within {RETRY:?}"), false),
         };
         self.counters().failed.fetch_add(1, Relaxed);
         let remedy = if is_denied { RIGHTS } else { "a Lease that is not renewed runs out after 30 s" };
@@ -128,31 +142,44 @@ impl ServerLease {
         lease
     }
 
-    /// Removes expired Leases with the labels. One that is renewed meanwhile stays.
+    /// Removes expired Leases with the labels. One that is renewed meanwhile stays. The caller bounds the
+    /// time.
     async fn cull(&self) -> kube::Result<()> {
         let labels: Vec<String> = self.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        let counters = self.counters();
-        let params = ListParams::default().labels(&labels.join(","));
-        let now = Timestamp::now();
-        for lease in counters.lists.counted(&REQUEST_BUCKETS, self.api.list(&params)).await? {
-            let name = lease.name_any();
-            if expires(&lease).is_some_and(|expires| expires > now) || name == self.name {
-                continue;
-            }
-            let preconditions =
-                Some(Preconditions { resource_version: lease.resource_version(), uid: lease.uid() });
-            let delete = DeleteParams { preconditions, ..DeleteParams::default() };
-            let deleted = self.api.delete(&name, &delete);
-            match counters.deletes.counted(&REQUEST_BUCKETS, deleted).await {
-                Ok(_) => {
-                    counters.culled.fetch_add(1, Relaxed);
-                    tracing::info!(lease = %name, "removed the Lease of a server that is gone");
+        let mut page = ListParams::default().labels(&labels.join(",")).limit(PAGE);
+        loop {
+            let now = Timestamp::now();
+            let leases = self.counters().lists.counted(&REQUEST_BUCKETS, self.api.list(&page)).await?;
+            for lease in &leases.items {
+                if expires(lease).is_none_or(|expires| expires <= now) && lease.name_any() != self.name {
+                    self.remove(lease).await?;
                 }
-                // Renewed, or removed by another server, in this moment.
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-                Err(error) => return Err(error),
+            }
+            match leases.metadata.continue_.filter(|next| !next.is_empty()) {
+                Some(next) => page = page.continue_token(&next),
+                None => return Ok(()),
             }
         }
-        Ok(())
+    }
+
+    /// Removes an expired Lease, unless it changes meanwhile.
+    async fn remove(&self, lease: &Lease) -> kube::Result<()> {
+        let (name, counters) = (lease.name_any(), self.counters());
+        let preconditions =
+            Some(Preconditions { resource_version: lease.resource_version(), uid: lease.uid() });
+        let delete = DeleteParams { preconditions, ..DeleteParams::default() };
+        let deleted = self.api.delete(&name, &delete);
+        match counters.deletes.counted(&REQUEST_BUCKETS, deleted).await {
+            Ok(_) => {
+                counters.culled.fetch_add(1, Relaxed);
+                if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.begun.elapsed()) {
+                    tracing::info!(lease = %name, left_out, "removed the Lease of a server that is gone");
+                }
+                Ok(())
+            }
+            // Renewed, or removed by another server, in this moment.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 }

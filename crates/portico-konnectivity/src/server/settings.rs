@@ -13,9 +13,9 @@ pub(crate) const STARTING: Duration = Duration::from_mins(2);
 /// is to learn why it gets nothing.
 pub(crate) const FIRST_AGENT: Duration = Duration::from_secs(20);
 
-/// Dials that wait for an agent; more are refused at once. The first agent gets all of them at once, and one
-/// of ours takes no more by default (`--max-dials`).
-pub(crate) const MAX_STARTING: usize = 1_000;
+/// Dials that wait for an agent; more are refused at once. The first agent gets all of them at once. One of
+/// ours takes twice as many by default (`--max-dials`), so that others find room beside them.
+pub(crate) const MAX_STARTING: usize = 500;
 
 /// How long a client may take for TLS and the HTTP/2 preface, and an agent for its Connect after that.
 pub(crate) const HELLO: Duration = Duration::from_secs(10);

@@ -72,8 +72,8 @@ pub(crate) struct Shared {
 struct Awaited {
     /// Whether an agent's stream is registered.
     has_agent: bool,
-    /// Whether no dial waits for an agent any more, whatever the time.
-    is_over: bool,
+    /// Whether the API server has left a review unanswered, and has answered none since.
+    is_unanswered: bool,
 }
 
 /// What has to end. Agents first, so that frontends learn that their connections are over.
@@ -212,11 +212,15 @@ impl Shared {
         self.awaited.send_modify(|awaited| awaited.has_agent = !registry.is_empty());
     }
 
-    /// From now on no dial waits for an agent. To be called when the API server has not answered a review in
-    /// its time. It may itself wait for a webhook in the cluster, and so for an agent.
-    pub(crate) fn stop_waiting(&self) {
+    /// Whether the API server has answered the last review in its time. Until it does, no dial waits for an
+    /// agent. It may itself wait for a webhook in the cluster, and so for an agent.
+    pub(crate) fn reviews_are_answered(&self, answered: bool) {
         let _registry = self.registry();
-        self.awaited.send_modify(|awaited| awaited.is_over = true);
+        self.awaited.send_if_modified(|awaited| {
+            let changes = awaited.is_unanswered == answered;
+            awaited.is_unanswered = !answered;
+            changes
+        });
     }
 
     /// Held while an agent has its connection.
@@ -329,9 +333,9 @@ impl Shared {
         let until = until.min(*self.first.get_or_init(Instant::now) + STARTING);
         let Ok(_permit) = self.starting.try_acquire() else { return false };
         let mut awaited = self.awaited.subscribe();
-        let changed = awaited.wait_for(|awaited| awaited.has_agent || awaited.is_over);
+        let changed = awaited.wait_for(|awaited| awaited.has_agent || awaited.is_unanswered);
         tokio::select! {
-            changed = timeout_at(until, changed) => matches!(changed, Ok(Ok(awaited)) if !awaited.is_over),
+            changed = timeout_at(until, changed) => matches!(changed, Ok(Ok(awaited)) if !awaited.is_unanswered),
             () = self.drained() => false,
         }
     }
@@ -448,18 +452,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_review_without_an_answer_ends_the_waiting_for_good() {
+    async fn a_review_without_an_answer_ends_the_waiting_until_one_is_answered() {
         let shared = Shared::new(Settings::default());
         let begun = Instant::now();
         let mut dial = pin!(shared.dial("node:10250"));
         assert!(poll!(dial.as_mut()).is_pending());
-        shared.stop_waiting();
+        shared.reviews_are_answered(false);
         assert_eq!(dial.await.err(), Some(DialError::NoAgent));
         assert_eq!(begun.elapsed(), Duration::ZERO);
         assert_eq!(refused_after(&shared).await, Duration::ZERO);
         let agent = agent(&shared).await;
         leaves(&shared, &agent);
         assert_eq!(refused_after(&shared).await, Duration::ZERO);
+        shared.reviews_are_answered(true);
+        assert!(refused_after(&shared).await >= FIRST_AGENT);
     }
 
     #[tokio::test(start_paused = true)]
@@ -552,8 +558,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn more_dials_than_may_wait_for_the_first_agent_are_refused_at_once() {
         let shared = Shared::new(Settings::default());
-        // No more than an agent takes that comes first.
-        assert_eq!(MAX_STARTING, 1_000);
+        // An agent that comes first takes twice as many.
+        assert_eq!(MAX_STARTING, 500);
         let mut waiting: Vec<_> = (0..MAX_STARTING).map(|_| Box::pin(shared.dial("node:1"))).collect();
         for dial in &mut waiting {
             assert!(poll!(dial).is_pending());

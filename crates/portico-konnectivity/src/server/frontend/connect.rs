@@ -32,8 +32,8 @@ use crate::server::relay::{FrontendLost, Sink, Source, relay};
 use crate::server::settings::{ANSWER, CLOSING, REQUEST};
 use crate::server::shared::{DialError, Shared};
 
-/// Most bytes that are read behind the head before the endpoint is connected. Thousands of dials may be under
-/// way. The rest waits in the kernel.
+/// Most bytes that may come behind the head before the endpoint is connected. Thousands of dials may be under
+/// way. A frontend that sends more is refused: it could leave unseen.
 const MAX_EARLY: usize = 4 * 1024;
 
 /// Bytes for which a read of the head makes room. Those of kube-apiserver have a hundred.
@@ -171,7 +171,12 @@ where
     };
     let dialled = tokio::select! {
         dialled = shared.dial(&address) => dialled,
-        () = gone(stream, &mut bytes) => return None,
+        is_there = sends_too_much(stream, &mut bytes) => {
+            if is_there {
+                refuse(stream, too_much().as_bytes()).await;
+            }
+            return None;
+        }
         () = shared.stopped() => Err(DialError::Draining),
     };
     match dialled {
@@ -237,15 +242,15 @@ async fn read_head<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -
     }
 }
 
-/// Reads what comes behind the head; ready when the frontend is gone.
-async fn gone<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) {
-    while bytes.len() < MAX_EARLY {
+/// Reads what comes behind the head. Ready when that is too much (true), or the frontend is gone.
+async fn sends_too_much<S: AsyncRead + Unpin>(stream: &mut S, bytes: &mut BytesMut) -> bool {
+    while bytes.len() <= MAX_EARLY {
         bytes.reserve(READ_HEAD);
         if !matches!(stream.read_buf(bytes).await, Ok(1..)) {
-            return;
+            return false;
         }
     }
-    std::future::pending().await
+    true
 }
 
 /// Sends a response that is the last on its connection.
@@ -264,6 +269,13 @@ fn method_not_allowed() -> String {
         "HTTP/1.1 405 Method Not Allowed\r\nContent-Type: text/plain; charset=utf-8\r\n\
          X-Content-Type-Options: nosniff\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
+    )
+}
+
+fn too_much() -> String {
+    plain(
+        "400 Bad Request",
+        &format!("more than {MAX_EARLY} bytes came before the connection was there; wait for the 200\n"),
     )
 }
 
@@ -412,6 +424,7 @@ impl<W: AsyncWrite + Unpin + Send> Sink for Writer<'_, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::settings::Settings;
 
     #[tokio::test(start_paused = true)]
     async fn a_frontend_that_left_its_unix_socket_is_lost_once_the_endpoint_has_taken_nothing_for_long() {
@@ -424,6 +437,35 @@ mod tests {
         let left = Instant::now();
         assert_eq!(stalls().await, Ok(ConnectionEnd::FrontendLost));
         assert!(left.elapsed() <= LEAVING);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_frontend_that_sends_too_much_ahead_is_refused_at_once_and_one_that_leaves_is_noticed() {
+        let shared = Shared::new(Settings::default());
+        let dial = |ahead: usize, leaves: bool| {
+            let shared = Arc::clone(&shared);
+            async move {
+                let (mut frontend, server) = tokio::io::duplex(64 * 1024);
+                let slot = shared.idle_frontends.enter(None);
+                let served = tokio::spawn(serve_tls(Arc::clone(&shared), server, None, slot));
+                let mut bytes = b"CONNECT node:10250 HTTP/1.1\r\n\r\n".to_vec();
+                bytes.resize(bytes.len() + ahead, b'x');
+                frontend.write_all(&bytes).await.unwrap();
+                if leaves {
+                    drop(frontend);
+                    served.await.unwrap();
+                    return String::new();
+                }
+                let mut response = String::new();
+                frontend.read_to_string(&mut response).await.unwrap();
+                response
+            }
+        };
+        let begun = Instant::now();
+        assert!(dial(MAX_EARLY + 1, false).await.starts_with("HTTP/1.1 400 "));
+        dial(MAX_EARLY, true).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert!(dial(MAX_EARLY, false).await.contains("No agent available"));
     }
 
     #[test]

@@ -359,8 +359,9 @@ async fn what_an_agent_is_to_be_told_and_does_not_read_counts_in_the_memory() {
         ids.map(data).map(|data| frames::frame(kind::DATA, 0, 1, &data)).collect::<Vec<_>>().concat()
     };
     liar.write_all(&names(1..FIRST + 1)).await.unwrap();
-    until(|| rig.status.memory().0 >= 100 * FIRST as usize).await;
-    liar.write_all(&names(FIRST + 1..4 * FIRST)).await.unwrap();
+    // The first one is already with the stream.
+    until(|| rig.status.memory().0 >= size_of::<Packet>() * (FIRST as usize - 10)).await;
+    liar.write_all(&names(FIRST + 1..8 * FIRST)).await.unwrap();
     until(|| rig.status.agents().len() == 1).await;
     bystander.goes_on().await;
     until(|| rig.status.memory().0 == 0).await;
@@ -376,9 +377,10 @@ async fn an_agent_that_leaves_no_room_for_what_it_is_to_be_told_is_given_up_by_i
     let mut bystander = Bystander::new(&rig).await;
     let mut deaf = raw_agent(&rig).await;
     // Each is a request, and its cancellation, unless the frontend was gone before that. There is room for
-    // 32,768 packets of 128 bytes, and every other one has an address.
+    // 32,768 packets, and every other one has a protocol and an address.
+    let dial = "tcp".len() + ADDRESS.len();
     let mut dials = 0;
-    while rig.status.memory().0 < ROOM * 128 + (ROOM / 2 - MORE) * ADDRESS.len() {
+    while rig.status.memory().0 < ROOM * size_of::<Packet>() + (ROOM / 2 - MORE) * dial {
         drop(rig.http(ADDRESS).await);
         dials += 1;
         assert!(dials < 100_000, "{} bytes wait", rig.status.memory().0);
