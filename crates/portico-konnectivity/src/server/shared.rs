@@ -335,7 +335,9 @@ impl Shared {
         let mut awaited = self.awaited.subscribe();
         let changed = awaited.wait_for(|awaited| awaited.has_agent || awaited.is_unanswered);
         tokio::select! {
-            changed = timeout_at(until, changed) => matches!(changed, Ok(Ok(awaited)) if !awaited.is_unanswered),
+            changed = timeout_at(until, changed) => {
+                matches!(changed, Ok(Ok(awaited)) if !awaited.is_unanswered)
+            }
             () = self.drained() => false,
         }
     }

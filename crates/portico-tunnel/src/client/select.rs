@@ -129,7 +129,11 @@ impl View {
             if requests > 1 {
                 self.totals().streams_retried += 1;
             }
-            match tunnel.connect(parsed.clone(), token.as_ref(), &mut first, deadline, &self.settings).await {
+            tried.push(Arc::clone(&tunnel));
+            // The last one has all of the time that is left, and each before it half of that.
+            let (now, is_last) = (Instant::now(), self.best(&tried).is_none());
+            let until = if is_last { deadline } else { now + deadline.saturating_duration_since(now) / 2 };
+            match tunnel.connect(parsed.clone(), token.as_ref(), &mut first, until, &self.settings).await {
                 Ok((to_gateway, from_gateway, guard)) => {
                     self.totals().streams_opened += 1;
                     let (activity, idle) = (Arc::clone(&tunnel.activity), self.settings.stream_idle);
@@ -150,18 +154,20 @@ impl View {
                     failed = Some((self.gateway_name(tunnel.origin.endpoint.gateway), error));
                 }
             }
-            tried.push(tunnel);
         }
     }
 
     /// Returns the live tunnel with the fewest groups of streams that was not `tried`. Gateways that refuse
-    /// our identity come last.
+    /// our identity come last, and before them those that have left a request unanswered.
     fn best(&self, tried: &[Arc<Tunnel>]) -> Option<Arc<Tunnel>> {
         let tunnels = self.tunnels();
         let fit = tunnels.iter().filter(|tunnel| {
             tunnel.is_live() && !tunnel.is_full() && !tried.iter().any(|other| Arc::ptr_eq(other, tunnel))
         });
-        fit.min_by_key(|tunnel| (tunnel.is_refused(), tunnel.streams() / GROUP, tunnel.rank)).cloned()
+        let order = |tunnel: &&Arc<Tunnel>| {
+            (tunnel.is_refused(), tunnel.is_unanswering(), tunnel.streams() / GROUP, tunnel.rank)
+        };
+        fit.min_by_key(order).cloned()
     }
 
     /// Whether every live tunnel was `tried`, and no other is being connected.

@@ -90,6 +90,9 @@ impl RequestError {
     }
 }
 
+/// How long a gateway that left a request unanswered comes after the others.
+const UNANSWERED: Duration = Duration::from_secs(30);
+
 /// Tells the tunnels of a client apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TunnelId(pub(super) u64);
@@ -126,6 +129,8 @@ pub(super) struct Tunnel {
     identity: Mutex<IdentityState>,
     /// Whether the last answer to `OPTIONS *` was 401.
     unauthorized: AtomicBool,
+    /// When a request was last given up for want of an answer; `None` once another is answered.
+    unanswered: Mutex<Option<Instant>>,
     /// The gateway's report about our identity when it refused a stream, until it opens one.
     refusal: Mutex<Option<IdentityState>>,
     /// There is a new token to show.
@@ -162,6 +167,7 @@ impl Tunnel {
             accepted: AtomicBool::new(false),
             identity: Mutex::new(IdentityState::Unknown),
             unauthorized: AtomicBool::new(false),
+            unanswered: Mutex::new(None),
             refusal: Mutex::new(None),
             token_renewed: Notify::new(),
             identity_stale: Notify::new(),
@@ -176,6 +182,17 @@ impl Tunnel {
 
     pub(super) fn is_live(&self) -> bool {
         self.state() == TunnelState::Live
+    }
+
+    /// Whether the gateway has lately left a request unanswered, and has answered none since. It may answer
+    /// PING all the same.
+    pub(super) fn is_unanswering(&self) -> bool {
+        self.unanswered().is_some_and(|since| since.elapsed() < UNANSWERED)
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, Option<Instant>> {
+        // A panic elsewhere cannot leave it half changed.
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns once the connection is over.
@@ -424,11 +441,15 @@ impl Tunnel {
             biased;
             answer = answer => {
                 let answer = answer.map_err(RequestError::Broken)?;
+                *self.unanswered() = None;
                 self.note_answer(answer.status());
                 Ok(answer)
             }
             _ = silent.wait_for(|silent| *silent) => Err(RequestError::Silent),
-            () = tokio::time::sleep_until(deadline) => Err(RequestError::Silent),
+            () = tokio::time::sleep_until(deadline) => {
+                *self.unanswered() = Some(Instant::now());
+                Err(RequestError::Silent)
+            }
         }
     }
 }

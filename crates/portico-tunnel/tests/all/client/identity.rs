@@ -187,6 +187,29 @@ async fn a_gateway_that_cannot_review_our_token_leaves_the_stream_to_another() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_leaves_a_stream_unanswered_takes_half_its_time_and_none_of_the_next_ones() {
+    let clock = Clock::new();
+    let silent = Scripted::start(Answer::Never, StatusCode::NO_CONTENT).await;
+    let opens = Scripted::start(OPENS, StatusCode::NO_CONTENT).await;
+    let client = client_of_all([&silent, &opens]);
+    clock.until("both asked", || silent.options() == 1 && opens.options() == 1).await;
+    let (mut streams, mut late) = (Vec::new(), Vec::new());
+    for _ in 0..40 {
+        // Once the other one has a group of 32, this one has fewer groups.
+        let begun = Instant::now();
+        let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
+        assert_eq!(stream.endpoint().address, opens.address);
+        streams.push(stream);
+        late.extend(Some(begun.elapsed()).filter(|&took| took > Duration::from_secs(1)));
+    }
+    assert!(late.len() == 1 && late[0] < Duration::from_secs(11), "{late:?}");
+    silent.to_connect.send_replace(OPENS);
+    clock.pass(MINUTE / 2).await;
+    let stream = clock.by(client.open(UPSTREAM)).await.unwrap();
+    assert_eq!(stream.endpoint().address, silent.address, "it has fewer groups of streams");
+}
+
+#[tokio::test]
 async fn streams_go_first_to_gateways_that_accept_us() {
     let clock = Clock::new();
     let (refuses, opens) = (

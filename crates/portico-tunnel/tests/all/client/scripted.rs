@@ -18,6 +18,8 @@ pub(super) enum Answer {
     Status(StatusCode),
     /// None: the stream is reset.
     Reset(Reason),
+    /// None at all.
+    Never,
 }
 
 pub(super) struct Scripted {
@@ -64,7 +66,7 @@ async fn serve(
     options: Arc<AtomicU32>,
 ) {
     let mut connection = h2::server::handshake(stream).await.unwrap();
-    let mut held = Vec::new();
+    let (mut held, mut unanswered) = (Vec::new(), Vec::new());
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         let answer = if request.method() == Method::OPTIONS {
             options.fetch_add(1, SeqCst);
@@ -76,6 +78,10 @@ async fn serve(
             Answer::Status(status) => status,
             Answer::Reset(reason) => {
                 respond.send_reset(reason);
+                continue;
+            }
+            Answer::Never => {
+                unanswered.push((respond, request));
                 continue;
             }
         };
