@@ -1,5 +1,6 @@
-//! Bounds the lines that anyone on the network can cause, in the access log and in the log. It admits some at
-//! once, and then one each so often. The next line has the number left out.
+//! Bounds the lines that anyone on the network can cause, or anyone who may change an object: in the access
+//! log and in the log. It admits some at once, and then one each so often. The next line has the number left
+//! out.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -19,6 +20,10 @@ impl Pace {
 
     /// Warnings: a misconfigured cluster is seen at once, a thousand of them do not fill a disk.
     pub const WARNINGS: Self = Self { at_once: 10, every: Duration::from_secs(10) };
+
+    /// Problems of objects and manifests: the first ones of a change, and then one a second, so that a change
+    /// soon after many problems is still seen.
+    pub const PROBLEMS: Self = Self { at_once: 20, every: Duration::from_secs(1) };
 
     /// Warnings of one kind: a line is an example of those left out.
     pub const SAME_KIND: Self = Self { at_once: 1, every: Duration::from_secs(10) };

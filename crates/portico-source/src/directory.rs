@@ -26,11 +26,12 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use thiserror::Error;
 use tokio::sync::mpsc;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::debounce::Debounce;
 use crate::index::{ManifestIndex, Signature};
 use crate::object::Object;
+use crate::problem_log::ProblemLog;
 use crate::problems::{log_new, summarised};
 use crate::step::{MAX_CHANGES_PER_STEP, ManifestProblem, Step};
 use crate::walk::{Limits, MAX_FILE, is_dangling, is_manifest, leads_nowhere, no_file, signature, walk};
@@ -97,6 +98,7 @@ impl DirectorySource {
             trouble_changed: false,
             blind: false,
             links: false,
+            problem_log: ProblemLog::default(),
             outbox: Outbox {
                 sender,
                 changes: Vec::new(),
@@ -131,6 +133,7 @@ struct Worker {
     blind: bool,
     /// Whether there are links to folders, so that a folder cannot be compared by itself.
     links: bool,
+    problem_log: ProblemLog,
     outbox: Outbox,
 }
 
@@ -387,9 +390,9 @@ impl Worker {
         let mut problems = self.index.problems();
         problems.extend(self.trouble.values().cloned());
         let problems = summarised(problems);
-        log_new(&self.outbox.problems, &problems);
+        log_new(&self.problem_log, &self.outbox.problems, &problems);
         if problems.is_empty() && !self.outbox.problems.is_empty() {
-            info!(directory = %self.root.display(), "no manifest has a problem any more");
+            self.problem_log.write_end(&self.root);
         }
         self.outbox.problems = problems.into();
     }

@@ -39,6 +39,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 pub use self::status::{KubernetesStatus, Lacking, WatchState, WatchStatus};
+use crate::problem_log::ProblemLog;
 use crate::problems::log_new;
 use crate::reflector::{Received, Reflector};
 use crate::served::{Served, ServedKind};
@@ -197,6 +198,7 @@ struct Worker {
     messages: SelectAll<BoxStream<'static, Message>>,
     status: Arc<Mutex<KubernetesStatus>>,
     problems: Arc<[ManifestProblem]>,
+    problem_log: ProblemLog,
     /// Whether the last step was not complete. Then a complete one must follow even if it is empty.
     unfinished: bool,
     /// Whether a complete step was sent.
@@ -221,6 +223,7 @@ impl Worker {
                 lacks: None,
             })),
             problems: Arc::default(),
+            problem_log: ProblemLog::default(),
             unfinished: true,
             complete: false,
         }
@@ -419,7 +422,7 @@ impl Worker {
         if problems_changed {
             let mut problems: Vec<_> = self.reflector.problems().cloned().collect();
             problems.sort();
-            log_new(&self.problems, &problems);
+            log_new(&self.problem_log, &self.problems, &problems);
             self.problems = problems.into();
         }
         let cluster_ips = self.reflector.take_cluster_ips();

@@ -18,6 +18,7 @@ pub mod kubernetes;
 pub mod list;
 pub mod load;
 pub mod object;
+pub mod problem_log;
 #[cfg(feature = "kubernetes")]
 pub mod served;
 pub mod state;
@@ -39,6 +40,7 @@ pub use kubernetes::{KubernetesSettings, KubernetesSource};
 pub use list::{ListError, list_objects};
 pub use load::{Loaded, Location, read_directory};
 pub use object::Object;
+pub use problem_log::ProblemLog;
 #[cfg(feature = "kubernetes")]
 pub use reflector::invalid;
 pub use step::{ManifestProblem, Step};

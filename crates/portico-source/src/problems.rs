@@ -6,15 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use portico_api::problem::Severity;
-use tracing::warn;
 
+use crate::problem_log::ProblemLog;
 use crate::step::ManifestProblem;
 
 /// Most warnings of a reason that are listed one by one.
 const MOST_ALIKE: usize = 10;
-
-/// Most problems that are written to the log at a time.
-const MOST_LOGGED: usize = 20;
 
 /// Warnings of one reason with one remedy.
 #[derive(Debug, Default)]
@@ -63,15 +60,9 @@ pub(crate) fn summarised(mut problems: Vec<ManifestProblem>) -> Vec<ManifestProb
 }
 
 /// Writes those of `now` to the log that were not among `before`. Both are sorted.
-pub(crate) fn log_new(before: &[ManifestProblem], now: &[ManifestProblem]) {
-    let new = || now.iter().filter(|problem| before.binary_search(problem).is_err());
-    for problem in new().take(MOST_LOGGED) {
-        warn!(reason = problem.reason, "{problem}");
-    }
-    let more = new().count().saturating_sub(MOST_LOGGED);
-    if more > 0 {
-        warn!(more, "more problems than are written here; /readyz?verbose lists them");
-    }
+pub(crate) fn log_new(log: &ProblemLog, before: &[ManifestProblem], now: &[ManifestProblem]) {
+    let new = now.iter().filter(|problem| before.binary_search(problem).is_err());
+    log.write(new.map(|problem| (problem.severity, problem.reason, problem)));
 }
 
 #[cfg(test)]

@@ -27,8 +27,6 @@ use crate::memory_limit::MemoryLimit;
 
 /// Between two attempts to bind a NodePort that something else holds: what holds it is usually about to go.
 const RETRY_PORTS: Duration = Duration::from_secs(2);
-/// Problems written to the log after one step; the rest is counted, and listed by `/readyz?verbose`.
-const MOST_PROBLEMS_LOGGED: usize = 20;
 /// Between two attempts to store what must be remembered: a predecessor may hold the lock until it has handed
 /// over.
 const RETRY_MEMORY: Duration = Duration::from_secs(2);
@@ -221,16 +219,7 @@ fn publish(gateway: &Gateway, status: &Status) {
 /// Writes down what is newly wrong with objects. (What is wrong with files, the source says.)
 fn report(status: &Status) {
     let new = status.new_problems();
-    for problem in new.iter().take(MOST_PROBLEMS_LOGGED) {
-        match problem.severity {
-            Severity::Error => tracing::error!(reason = problem.reason, "{problem}"),
-            Severity::Warning => tracing::warn!(reason = problem.reason, "{problem}"),
-        }
-    }
-    let more = new.len().saturating_sub(MOST_PROBLEMS_LOGGED);
-    if more > 0 {
-        tracing::warn!(more, "more problems than are written here; /readyz?verbose lists them");
-    }
+    status.problem_log().write(new.iter().map(|problem| (problem.severity, problem.reason, problem)));
 }
 
 async fn retry_ports(gateway: &Gateway) -> Infallible {
@@ -245,5 +234,55 @@ async fn hand_over(gateway: &Gateway, offer: Option<Offer>) {
     match offer {
         Some(offer) => gateway.hand_over(&offer).await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use portico_api::change::Change;
+    use portico_lab::log_lines::LogLines;
+    use portico_source::Object;
+    use portico_source::load::read_text_as;
+    use portico_sync::SourceSettings;
+    use tokio::time::advance;
+    use tracing::Level;
+
+    use super::*;
+
+    /// As many Services, each with an annotation that is void in this `version`.
+    fn services(count: usize, version: usize) -> Vec<Change<Object>> {
+        let one = |number: usize| {
+            format!(
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: x, annotations: \
+                 {{nodeport-proxy.k8s.io/expose: 'v{version}'}}}}\nspec: {{ports: [{{port: 1}}]}}\n"
+            )
+        };
+        let text: String = (0..count).map(one).collect();
+        read_text_as(Path::new("x.yaml"), &text).objects.into_iter().map(Change::Apply).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn problems_of_objects_that_change_all_the_time_are_few_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = Some(folder.path().to_owned());
+        let settings =
+            SourceSettings { manifests: folder.clone(), state_dir: folder, ..SourceSettings::default() };
+        let (_, pipeline) = Source::open(&settings).await.unwrap();
+        let status = Status::new(pipeline, None);
+        let (errors, _collecting) = LogLines::collect(|line| *line.level() == Level::ERROR);
+        for version in 0..200 {
+            status.pipeline().apply(services(25, version), true);
+            assert_eq!(status.object_problems().len(), 25);
+            report(&status);
+            advance(Duration::from_millis(5)).await;
+        }
+        assert_eq!(errors.messages().len(), 20);
+        assert!(errors.messages()[0].contains("v0"), "{:?}", errors.messages());
+        advance(Duration::from_secs(1)).await;
+        status.pipeline().apply(services(25, 200), true);
+        report(&status);
+        assert!((21..=22).contains(&errors.messages().len()), "{:?}", errors.messages());
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use portico_api::meta::{Kind, ObjectRef};
 use portico_api::problem::{Problem, Severity};
 use portico_gateway::{FailedPort, Gateway};
-use portico_source::ManifestProblem;
 use portico_source::kubernetes::KubernetesStatus;
+use portico_source::{ManifestProblem, ProblemLog};
 use portico_sync::Pipeline;
 
 use super::tunnel_files::TunnelFile;
@@ -28,6 +28,7 @@ pub(crate) struct Status {
     watches: Option<Watches>,
     manifest_problems: Mutex<Arc<[ManifestProblem]>>,
     reported: Mutex<Reported>,
+    problem_log: ProblemLog,
     /// Files of the tunnel listener that cannot be used as they are now, and why.
     tunnel_files: Mutex<BTreeMap<TunnelFile, String>>,
     stopping: AtomicBool,
@@ -57,6 +58,7 @@ impl Status {
             watches,
             manifest_problems: Mutex::default(),
             reported: Mutex::default(),
+            problem_log: ProblemLog::default(),
             tunnel_files: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
@@ -134,6 +136,11 @@ impl Status {
         let new = now.difference(&reported.problems).cloned().collect();
         *reported = Reported { version: Some(version), problems: now };
         new
+    }
+
+    /// Where new problems of objects are written.
+    pub(crate) fn problem_log(&self) -> &ProblemLog {
+        &self.problem_log
     }
 
     /// How many problems there are, by severity and reason.
