@@ -298,10 +298,15 @@ impl Worker {
         for (path, error) in &found.failed {
             self.report(path, unreadable(path, error));
         }
+        if let Some(error) = &found.cut_short {
+            self.report(folder, cut_short(folder, error));
+        }
         let folders: HashSet<&Path> = found.folders.iter().map(PathBuf::as_path).collect();
         self.watcher.retain(folder, |path| folders.contains(path));
         let present: HashSet<&Path> = found.files.iter().map(|(path, _)| path.as_path()).collect();
-        let hidden_by_failure = |path: &Path| found.failed.iter().any(|(failed, _)| path.starts_with(failed));
+        let hidden_by_failure = |path: &Path| {
+            found.cut_short.is_some() || found.failed.iter().any(|(failed, _)| path.starts_with(failed))
+        };
         // A file that is being written, or has just vanished, is read when it is due.
         let debounce = &self.debounce;
         let gone: Vec<Arc<Path>> = self
@@ -457,6 +462,12 @@ fn trouble(path: &Path, reason: &'static str, message: String, remedy: &str) -> 
 pub(crate) fn unreadable(path: &Path, error: &io::Error) -> ManifestProblem {
     let remedy = "what was read of it before stays in force";
     trouble(path, "unreadable", format!("cannot be read: {error}"), remedy)
+}
+
+/// A folder that holds more than is read.
+pub(crate) fn cut_short(path: &Path, error: &io::Error) -> ManifestProblem {
+    let remedy = "the rest is not read, and what was read of it before stays in force; name a smaller folder";
+    trouble(path, "unreadable", format!("is not read to its end: {error}"), remedy)
 }
 
 /// A link to a folder that is read under another name.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use portico_api::meta::ObjectRef;
 
-use crate::directory::{DirectoryError, read_text, repeated, unreadable};
+use crate::directory::{DirectoryError, cut_short, read_text, repeated, unreadable};
 use crate::index::duplicate;
 use crate::manifest;
 use crate::object::Object;
@@ -61,6 +61,7 @@ pub fn read_directory(directory: &Path) -> Result<Loaded, DirectoryError> {
     found.files.sort_by(|a, b| a.0.cmp(&b.0));
     let mut loaded = Loaded::default();
     loaded.problems.extend(found.failed.iter().map(|(path, error)| unreadable(path, error)));
+    loaded.problems.extend(found.cut_short.iter().map(|error| cut_short(directory, error)));
     loaded.problems.extend(found.repeated.iter().map(|path| repeated(path)));
     loaded.files = found.files.len();
     for (path, _) in &found.files {

@@ -5,10 +5,12 @@
 //!
 //! Symbolic links to files and to folders are followed. Every folder is entered once, by device and inode,
 //! first under the name that is no link. So links that fork or lead back up end there. The target of a link
-//! is taken as a whole or, beyond [`Limits`], not at all: it may be `/`. Whatever is not read is reported.
+//! is taken as a whole or, beyond [`Limits`], not at all: it may be `/`. Of the manifest directory itself as
+//! much is taken as they allow. Whatever is not read is reported.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -41,7 +43,10 @@ impl Limits {
     fn exceeded(&self) -> io::Error {
         let Self { names, folders, bytes, .. } = *self;
         let mebibytes = bytes >> 20;
-        too_much(&format!("there are more than {names} names, {folders} folders or {mebibytes} MiB of it"))
+        io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("there are more than {names} names, {folders} folders or {mebibytes} MiB of it"),
+        )
     }
 }
 
@@ -54,6 +59,8 @@ pub(crate) struct Walk {
     pub(crate) folders: Vec<PathBuf>,
     /// Files and folders that could not be read, or must not.
     pub(crate) failed: Vec<(PathBuf, io::Error)>,
+    /// Why the walk did not come to the end of its folder: there is more than is read.
+    pub(crate) cut_short: Option<io::Error>,
     /// Links to folders that are read under another name.
     pub(crate) repeated: Vec<PathBuf>,
     /// Whether there are links to folders. Then the content of one folder may depend on another.
@@ -74,10 +81,8 @@ pub(crate) fn walk(folder: &Path, limits: Limits, enter: &mut dyn FnMut(&Path)) 
     match fs::metadata(folder) {
         Ok(metadata) if metadata.is_dir() => {
             let root = Folder { path: folder.to_owned(), identity: identity(&metadata), depth: 0 };
-            let whole = walker.tree(root, enter);
-            if let Err(error) = whole {
-                walker.found.failed.push((folder.to_owned(), error));
-            }
+            // What was found of it stays: it may be in force.
+            walker.found.cut_short = walker.tree(root, enter).err();
             while let Some(link) = walker.links.pop_front() {
                 walker.follow(link, enter);
             }
@@ -135,7 +140,7 @@ impl Walker {
             return self.found.repeated.push(link.path);
         }
         if self.refused.contains(&link.identity) {
-            return self.found.failed.push((link.path, self.limits.exceeded()));
+            return self.found.failed.push((link.path, too_much(&self.limits.exceeded())));
         }
         let (path, identity) = (link.path.clone(), link.identity);
         let found = &self.found;
@@ -145,7 +150,7 @@ impl Walker {
             self.found.files.truncate(files);
             self.found.folders.truncate(folders);
             self.found.failed.truncate(failed);
-            self.found.failed.push((path, error));
+            self.found.failed.push((path, too_much(&error)));
             self.links.truncate(links);
             // Another link may lead to a part of it that is not too much.
             for identity in self.order.drain(entered..) {
@@ -170,7 +175,7 @@ impl Walker {
             seen.folders += 1;
             seen.check(&self.limits)?;
             if folder.depth >= self.limits.depth {
-                let error = too_much(&format!("it is {} folders deep", folder.depth));
+                let error = too_much(&format_args!("it is {} folders deep", folder.depth));
                 self.fail(folder, error);
                 continue;
             }
@@ -258,7 +263,7 @@ fn identity(metadata: &Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-fn too_much(what: &str) -> io::Error {
+fn too_much(what: &dyn fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, format!("{what}; name a smaller folder, or remove the link"))
 }
 
@@ -302,6 +307,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::directory::cut_short;
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = walk(folder, Limits::USUAL, &mut |_| {})
@@ -383,6 +389,27 @@ mod tests {
             assert_eq!(found.failed[0].0, folder.path().join("all"));
         }
         assert_eq!(walk(folder.path(), usual, &mut |_| {}).files.len(), 51);
+    }
+
+    #[test]
+    fn of_a_manifest_directory_with_too_much_the_first_part_is_taken_and_no_folder_has_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..50 {
+            fs::create_dir(folder.path().join(format!("{number}"))).unwrap();
+            fs::write(folder.path().join(format!("{number}/x.yaml")), "abc").unwrap();
+        }
+        let usual = Limits::USUAL;
+        for (limits, files) in
+            [(Limits { folders: 21, ..usual }, 20), (Limits { names: 69, ..usual }, 20), (usual, 50)]
+        {
+            let found = walk(folder.path(), limits, &mut |_| {});
+            assert_eq!((found.files.len(), found.failed.len()), (files, 0), "{limits:?}");
+            let said = found.cut_short.map(|error| cut_short(folder.path(), &error).message);
+            assert_eq!(said.is_some(), files < 50, "{limits:?}");
+            let names_the_limits =
+                |said: String| said.starts_with("is not read to its end: there are more than");
+            assert!(said.is_none_or(names_the_limits));
+        }
     }
 
     #[test]
