@@ -72,11 +72,11 @@ where
         Err(bad_request) => bad_request,
         Ok(request) => match connect_unless_evicted(handler, &request).await {
             Err(evicted) => {
-                refuse(stream, &evicted).await;
+                refuse(stream, &evicted, true).await;
                 return Err(Failure::Evicted);
             }
             Ok(Err(refusal)) => {
-                refuse(stream, &refusal).await;
+                refuse(stream, &refusal, true).await;
                 return Ok(None);
             }
             Ok(Ok(upstream)) => {
@@ -89,7 +89,7 @@ where
         },
     };
     let status = handler.refused(&bad_request);
-    refuse(stream, &Refusal::new(status, bad_request.reason())).await;
+    refuse(stream, &Refusal::new(status, bad_request.reason()), may_have_content(&bytes)).await;
     Ok(None)
 }
 
@@ -114,14 +114,14 @@ async fn connect_unless_evicted<H: Handler>(
     }
 }
 
-/// Tells a client without TLS that it needs TLS.
-pub(crate) async fn refuse_plaintext<S, H>(stream: &mut S, handler: &H)
+/// Tells a client without TLS, whose `first` bytes were read, that it needs TLS.
+pub(crate) async fn refuse_plaintext<S, H>(stream: &mut S, first: &[u8], handler: &H)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     H: Handler,
 {
     let status = handler.plaintext_status();
-    refuse(stream, &Refusal::new(status, "this listener serves TLS only")).await;
+    refuse(stream, &Refusal::new(status, "this listener serves TLS only"), may_have_content(first)).await;
 }
 
 enum HeadError {
@@ -168,8 +168,14 @@ async fn answer<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Resu
     stream.flush().await
 }
 
-/// Responds with a status and a sentence, then closes.
-async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
+/// Whether the response to this request may have content. After HEAD it must not: the client reads none (RFC
+/// 9110 section 9.3.2).
+fn may_have_content(request: &[u8]) -> bool {
+    !request.starts_with(b"HEAD ")
+}
+
+/// Responds with a status and, if it may have content, a sentence; then closes.
+async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal, with_content: bool) {
     let Refusal { status, reason } = refusal;
     let header = refusal.header();
     let header = header.to_str().unwrap_or_default();
@@ -178,13 +184,17 @@ async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Ref
         StatusCode::UNAUTHORIZED => "WWW-Authenticate: Bearer\r\n",
         _ => "",
     };
-    let head = format!(
+    let mut response = format!(
         "HTTP/1.1 {status}\r\n{more}{REASON}: {header}\r\nContent-Type: text/plain; charset=utf-8\r\n\
-         Content-Length: {length}\r\nConnection: close\r\n\r\n{reason}\n",
+         Content-Length: {length}\r\nConnection: close\r\n\r\n",
         length = reason.len() + 1,
     );
+    if with_content {
+        response.push_str(reason);
+        response.push('\n');
+    }
     goodbye(async {
-        answer(stream, head.as_bytes()).await?;
+        answer(stream, response.as_bytes()).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(THROWN_AWAY), &mut tokio::io::sink()).await
     })

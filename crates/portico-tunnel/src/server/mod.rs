@@ -92,7 +92,7 @@ pub async fn serve<H: Handler>(
         }
         (Spoken::Http1, _) => match plaintext() {
             Err(failure) => {
-                http1::refuse_plaintext(&mut stream, &**handler).await;
+                http1::refuse_plaintext(&mut stream, &first, &**handler).await;
                 Err(failure)
             }
             Ok(caller) => Ok(match http1::open(&mut stream, first, &caller, deadline, handler).await? {

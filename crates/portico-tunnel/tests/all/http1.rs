@@ -96,6 +96,21 @@ async fn other_methods_are_told_which_one_is_served() {
 }
 
 #[tokio::test]
+async fn a_response_to_head_has_no_content_and_says_how_long_it_would_be() {
+    let server = Server::start(plaintext()).await;
+    let answer = ask(&server, "HEAD / HTTP/1.1\r\nHost: test\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+    assert!(answer.contains("\r\nContent-Length: 28\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+    let malformed = ask(&server, "HEAD / HTTP/1.1\r\nHost: test\n\r\n").await;
+    assert!(malformed.starts_with("HTTP/1.1 400 ") && malformed.ends_with("\r\n\r\n"), "{malformed}");
+    let get = ask(&server, "GET / HTTP/1.1\r\nHost: test\r\n\r\n").await;
+    assert!(get.ends_with("\r\n\r\nonly CONNECT is served here\n"), "{get}");
+    let tls_only = Server::start(Settings::default()).await;
+    let answer = ask(&tls_only, "HEAD / HTTP/1.1\r\nHost: test\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 403 ") && answer.ends_with("\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test]
 async fn a_request_whose_slot_is_needed_is_answered_with_a_429() {
     let mut server = Server::start(plaintext()).await;
     server.routes.gate.send_replace(false);
