@@ -1,6 +1,7 @@
 //! Selects the tunnel that gets a new stream: a live one with few streams. If it does not answer or does not
 //! know our identity, another is asked. If there is none, the first that comes up is.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,9 @@ use portico_net::Socket;
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 
+use super::endpoints::Endpoint;
 use super::first_bytes::FirstBytes;
+use super::status::AttemptStatus;
 use super::stream::Stream;
 use super::tunnel::{RequestError, Tunnel};
 use super::view::View;
@@ -208,7 +211,24 @@ impl View {
     fn last_error(&self) -> String {
         let attempts = self.attempts();
         let error = attempts.iter().find_map(|attempt| attempt.error.clone());
-        error.unwrap_or_else(|| "still connecting".to_owned())
+        error.unwrap_or_else(|| self.still_connecting(&attempts))
+    }
+
+    /// Names where `attempts` connect to, or all gateways while their addresses are not known; the first one
+    /// only, as there may be hundreds.
+    fn still_connecting(&self, attempts: &[AttemptStatus]) -> String {
+        let endpoints: HashSet<Endpoint> = attempts.iter().filter_map(|attempt| attempt.endpoint).collect();
+        let first = attempts.iter().find_map(|attempt| attempt.endpoint);
+        let (first, places) = match first {
+            Some(Endpoint { gateway, address }) => {
+                (format!("{} at {address}", self.gateway_name(gateway)), endpoints.len())
+            }
+            None => (self.gateway_name(0), self.settings.gateways.len()),
+        };
+        match places.saturating_sub(1) {
+            0 => format!("still connecting to {first}"),
+            more => format!("still connecting to {first} and {more} more"),
+        }
     }
 }
 

@@ -294,6 +294,25 @@ async fn a_stream_that_waits_for_a_gateway_in_vain_says_why() {
 }
 
 #[tokio::test]
+async fn a_stream_that_waits_for_silent_gateways_names_one_of_them_and_counts_the_others() {
+    // The kernel accepts, and nobody answers.
+    let silent = [(), ()].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let addresses = silent.each_ref().map(|listener| listener.local_addr().unwrap());
+    for (gateways, end) in [(&addresses[..1], ""), (&addresses[..], " and 1 more")] {
+        let client = Client::start(ClientSettings {
+            open_timeout: Duration::from_millis(300),
+            tunnels: 2,
+            ..settings(gateways)
+        });
+        let error = patiently(client.open(UPSTREAM)).await.unwrap_err().to_string();
+        let names = |gateway: &SocketAddr| {
+            error.ends_with(&format!("still connecting to h2c://{gateway} at {gateway}{end}"))
+        };
+        assert!(gateways.iter().any(names), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_arrives_with_its_status_and_reason() {
     let server = Server::start(plaintext()).await;
     let client = Client::start(settings(&[server.address]));
