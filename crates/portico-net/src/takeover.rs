@@ -89,6 +89,16 @@ pub enum TakeOverError {
         /// The other process; `None` in another PID namespace.
         pid: Option<i32>,
     },
+    /// The other process closed the connection instead of sending its sockets.
+    #[error(
+        "the process at {path} has closed the connection before all its listening sockets were here: it has \
+         handed over to another successor, has ended, or refuses this one, which its log says; if no other \
+         process serves now, start this one again"
+    )]
+    Closed {
+        /// The Unix socket.
+        path: PathBuf,
+    },
     /// The other process does not speak this protocol.
     #[error(
         "the process at {path} sent something else than listening sockets: {problem}; is it the same verb of \
@@ -186,11 +196,19 @@ async fn receive_all(connection: &UnixStream, path: &Path) -> Result<Vec<(String
     let mut sockets = Vec::new();
     loop {
         let batch = connection.async_io(Interest::READABLE, || Ok(receive_batch(connection)?)).await;
-        let (names, fds) = batch.map_err(|source| TakeOverError::Socket {
-            what: "receiving sockets from",
-            path: path.into(),
-            source,
-        })?;
+        let (names, fds) = match batch {
+            // It sends no empty message: that is the end.
+            Ok((names, _)) if names.is_empty() => return Err(TakeOverError::Closed { path: path.into() }),
+            Ok(batch) => batch,
+            // It never accepted this connection.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                return Err(TakeOverError::Closed { path: path.into() });
+            }
+            Err(source) => {
+                let what = "receiving sockets from";
+                return Err(TakeOverError::Socket { what, path: path.into(), source });
+            }
+        };
         let protocol = |problem: String| TakeOverError::Protocol { path: path.into(), problem };
         let names: Vec<String> =
             serde_json::from_slice(&names).map_err(|error| protocol(error.to_string()))?;
@@ -506,6 +524,34 @@ mod tests {
         };
         drop(offer);
         predecessor.gone().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_successor_that_comes_second_learns_that_the_predecessor_is_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("portico.sock");
+        let offer = Offer::new(&path).unwrap();
+        let first = async {
+            let first = predecessor(&path).await;
+            // The second waits to be accepted by now.
+            let second = connect_to(&path).await.unwrap().expect("an offer is open");
+            first.ready().unwrap();
+            second
+        };
+        let ((), second) = tokio::join!(offer.serve(None, || Ok(Vec::new())), first);
+        drop(offer);
+        let error = receive_all(&second, &path).await.unwrap_err().to_string();
+        assert!(error.contains("another successor") && !error.contains("writable"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_predecessor_that_closes_without_a_word_is_an_error_that_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("portico.sock");
+        let offer = Offer::new(&path).unwrap();
+        let ((), answer) = tokio::join!(async { drop(offer.accept().await) }, take_over(&path));
+        let error = answer.unwrap_err();
+        assert!(matches!(error, TakeOverError::Closed { .. }), "{error}");
     }
 
     #[tokio::test(start_paused = true)]
