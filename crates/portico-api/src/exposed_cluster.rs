@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::api_server_ca::ApiServerCa;
 use crate::cluster::Address;
 use crate::meta::ObjectMeta;
-use crate::names::ClusterName;
+use crate::names::{ClusterName, HostName};
 use crate::policy::{AllowList, Budget, ClusterPolicy};
 use crate::seed::ConnectionSettings;
 use crate::strategy::ExposeStrategy;
@@ -44,6 +44,10 @@ pub struct ExposedClusterSpec {
     /// Its datacenter, if it names one.
     #[serde(default, skip_serializing_if = "str_is_empty")]
     pub datacenter: Box<str>,
+    /// `<cluster>.<seed>.<domain>`, empty without a domain. This name and those below it belong to the
+    /// Services in the cluster's namespace.
+    #[serde(default, skip_serializing_if = "str_is_empty")]
+    pub host_name: Box<str>,
     /// Controllers leave it as it is; the gateway serves it all the same.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
@@ -178,6 +182,7 @@ impl ExposedCluster {
             source_ranges: AllowList::new(spec.load_balancer_source_ranges.iter().copied()),
             budget: spec.budget,
             node_port_listeners: !spec.node_port_listeners_disabled,
+            host: HostName::parse(&spec.host_name).ok(),
             api_server_ca: ApiServerCa::parse(&spec.api_server_ca).ok(),
         }
     }

@@ -199,6 +199,12 @@ impl HostName {
         self.0.match_indices('.').map(|(dot, _)| &self.0[dot + 1..])
     }
 
+    /// Whether this is `above` or lies below it. A wildcard does if every name does that it stands for.
+    pub fn is_within(&self, above: &Self) -> bool {
+        let name = self.0.strip_prefix("*.").unwrap_or(&self.0);
+        name.strip_suffix(&*above.0).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+
     /// The name as text, lower case, without a trailing dot.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -310,6 +316,18 @@ mod tests {
         let name = HostName::parse("P4k2.North.KKP.example.com.").unwrap();
         assert_eq!(name, HostName::parse("p4k2.north.kkp.example.com").unwrap());
         assert_eq!(name.as_str(), "p4k2.north.kkp.example.com");
+    }
+
+    #[test]
+    fn a_name_is_within_itself_and_those_above_it() {
+        let above = HostName::parse("A.example.com").unwrap();
+        for inside in ["a.example.com", "x.a.example.com", "y.x.a.example.com", "*.a.example.com"] {
+            assert!(HostName::parse_pattern(inside).unwrap().is_within(&above), "{inside}");
+        }
+        for outside in ["example.com", "*.example.com", "xa.example.com", "a.example.com.x", "b.example.com"]
+        {
+            assert!(!HostName::parse_pattern(outside).unwrap().is_within(&above), "{outside}");
+        }
     }
 
     #[test]

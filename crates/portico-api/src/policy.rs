@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::api_server_ca::ApiServerCa;
-use crate::names::Tenant;
+use crate::names::{HostName, Tenant};
 use crate::network::Network;
 
 /// Client addresses that may reach a cluster. An empty list admits every client.
@@ -167,6 +167,9 @@ pub struct ClusterPolicy {
     pub budget: Budget,
     /// Whether NodePort listeners may be opened (`false` where the seed's nodeport-proxy is disabled).
     pub node_port_listeners: bool,
+    /// The host name that follows from its Cluster; `None` without one, or without a domain.
+    #[serde(skip)]
+    pub host: Option<HostName>,
     /// The CA of its API server; without one, tokens cannot be reviewed.
     #[serde(skip)]
     pub api_server_ca: Option<ApiServerCa>,
@@ -181,6 +184,7 @@ impl ClusterPolicy {
             source_ranges: AllowList::default(),
             budget: Budget::default(),
             node_port_listeners: true,
+            host: None,
             api_server_ca: None,
         }
     }
@@ -188,6 +192,11 @@ impl ClusterPolicy {
     /// The policy of a tenant of which nothing is known, though it should be: no client may connect.
     pub fn nobody(tenant: impl Into<Tenant>) -> Self {
         Self { allow: AllowList::nobody(), ..Self::open(tenant) }
+    }
+
+    /// Whether `host` follows from its Cluster: the name itself, and every name and wildcard below.
+    pub fn names(&self, host: &HostName) -> bool {
+        self.host.as_ref().is_some_and(|own| host.is_within(own))
     }
 
     /// Whether `client` may connect. `is_real` is whether that is the client's own address for certain.

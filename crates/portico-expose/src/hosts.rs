@@ -15,14 +15,23 @@ impl HostSuffix {
         seed: &Seed,
         configuration: Option<&KubermaticConfiguration>,
     ) -> Option<Self> {
-        let domain = configuration.map(|configuration| &*configuration.spec.ingress.domain)?;
-        (!domain.is_empty()).then(|| Self(format!("{cluster}.{}.{domain}", seed.dns_label())))
+        end_of_seed(seed, configuration).map(|end| Self(format!("{cluster}.{end}")))
     }
 
     /// The host name with `prefix` (empty, or `konnectivity-server.`) before the cluster's name.
     pub fn host(&self, prefix: &str) -> Result<HostName, HostNameError> {
         HostName::parse(&format!("{prefix}{}", self.0))
     }
+}
+
+/// `<seed>.<domain>`, below which the names of the Seed's clusters are. `None` while there is no domain.
+pub fn host_of_seed(seed: &Seed, configuration: Option<&KubermaticConfiguration>) -> Option<HostName> {
+    HostName::parse(&end_of_seed(seed, configuration)?).ok()
+}
+
+fn end_of_seed(seed: &Seed, configuration: Option<&KubermaticConfiguration>) -> Option<String> {
+    let domain = configuration.map(|configuration| &*configuration.spec.ingress.domain)?;
+    (!domain.is_empty()).then(|| format!("{}.{domain}", seed.dns_label()))
 }
 
 /// `<service>.<namespace>.svc.cluster.local:<port>`. The domain is the seed's, not the user cluster's: the

@@ -98,6 +98,11 @@ impl<'a> Scope<'a> {
         HostSuffix::of(&self.cluster.name(), self.seed, self.configuration)
     }
 
+    /// `<cluster>.<seed>.<domain>`.
+    pub fn host(&self) -> Option<HostName> {
+        self.host_suffix()?.host("").ok()
+    }
+
     /// The type that the cluster's datacenter gives to `apiserver-external`, if it does.
     pub(crate) fn api_server_type(&self) -> Option<ServiceType> {
         self.datacenter()?.spec.api_server_service_type.get().copied()
@@ -117,7 +122,7 @@ impl<'a> Scope<'a> {
 impl Inputs<'_> {
     /// `<cluster>.<seed>.<domain>`.
     pub fn host(&self) -> Option<HostName> {
-        self.scope.host_suffix()?.host("").ok()
+        self.scope.host()
     }
 
     /// The host name of the cluster's Konnectivity server.

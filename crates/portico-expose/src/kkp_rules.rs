@@ -12,7 +12,7 @@ use portico_api::strategy::ExposeStrategy;
 use crate::inputs::{Ingress, Inputs, Known, LoadBalancers, Scope};
 use crate::plan::{Plan, plan};
 use crate::policy::policy;
-use crate::resolve;
+use crate::resolve::{self, DecidedBy, Decision};
 use crate::testing::{cluster, configuration, read, seed};
 use crate::validate;
 
@@ -85,7 +85,9 @@ fn load_balancer_source_ranges_are_the_union_that_kkp_writes_to_front_loadbalanc
         (OWN, SEED, "192.0.2.0/24,198.51.100.0/24,203.0.113.0/24"),
     ] {
         let (cluster, seed) = (cluster("a", on_cluster), seed("kubermatic", on_seed));
-        let policy = policy(&cluster, ExposeStrategy::LoadBalancer, &seed, LoadBalancers::Cloud);
+        let decision = Decision { strategy: ExposeStrategy::LoadBalancer, decided_by: DecidedBy::Cluster };
+        let scope = Scope { cluster: &cluster, decision, seed: &seed, configuration: None };
+        let policy = policy(&scope, LoadBalancers::Cloud);
         assert_eq!(policy.source_ranges.to_string(), expected, "{on_cluster} {on_seed}");
     }
 }

@@ -69,7 +69,7 @@ pub(crate) fn exposed(inputs: &Inputs<'_>) -> Vec<Exposed> {
 pub fn plan(inputs: &Inputs<'_>) -> Plan {
     let Scope { cluster, decision, seed, .. } = inputs.scope;
     let strategy = strategy::of(decision.strategy);
-    let policy = policy(cluster, decision.strategy, seed, inputs.load_balancers);
+    let policy = policy(&inputs.scope, inputs.load_balancers);
     let split = |exposed: Exposed| (exposed.entry, exposed.service);
     let (entries, mut services): (Vec<Entry>, Vec<Service>) = exposed(inputs).into_iter().map(split).unzip();
     let node_port = services.first().and_then(|service| service.spec.ports.first()?.node_port);

@@ -413,8 +413,10 @@ impl Planner {
 
     fn policy(&self, wanted: &Cluster, next: Option<&(Arc<Cluster>, Approved)>) -> ClusterPolicy {
         match next {
-            Some((cluster, approved)) => {
-                policy(cluster, approved.decision.strategy, &approved.seed, self.settings.load_balancers())
+            Some((cluster, Approved { decision, seed, .. })) => {
+                let configuration = self.levels.configuration().map(|active| &*active.object);
+                let scope = Scope { cluster, decision: *decision, seed, configuration };
+                policy(&scope, self.settings.load_balancers())
             }
             None => unapproved_policy(wanted, &self.levels, self.settings.load_balancers()),
         }

@@ -7,12 +7,11 @@ use portico_api::network::Network;
 use portico_api::policy::{AllowList, Budget, ClusterPolicy};
 use portico_api::seed::Seed;
 use portico_api::setting::Setting;
-use portico_api::strategy::ExposeStrategy;
 
-use crate::inputs::LoadBalancers;
+use crate::inputs::{LoadBalancers, Scope};
 use crate::strategy;
 
-/// The policy of `cluster`.
+/// The policy of the Cluster of `scope`.
 ///
 /// The allow list is the cluster's own, on every strategy. The seed's defaults are joined to one that is set,
 /// even empty, and restrict no cluster by themselves, as in KKP. The load balancer in front admits the ranges
@@ -21,13 +20,9 @@ use crate::strategy;
 ///
 /// With the seed's nodeport-proxy disabled no NodePort listeners are opened, except by a proxy of the
 /// cluster's own.
-pub fn policy(
-    cluster: &Cluster,
-    strategy: ExposeStrategy,
-    seed: &Seed,
-    load_balancers: LoadBalancers,
-) -> ClusterPolicy {
-    let strategy = strategy::of(strategy);
+pub fn policy(scope: &Scope<'_>, load_balancers: LoadBalancers) -> ClusterPolicy {
+    let Scope { cluster, seed, .. } = *scope;
+    let strategy = strategy::of(scope.decision.strategy);
     let list = |ranges: &mut dyn Iterator<Item = &Setting<Network>>| {
         AllowList::new(ranges.filter_map(|range| range.get().copied().map(IpNet::from)))
     };
@@ -49,6 +44,7 @@ pub fn policy(
             fair_share: cluster.metadata.annotation(FAIR_SHARE).and_then(|value| value.parse().ok()),
         },
         node_port_listeners: strategy.opens_node_ports(seed, load_balancers),
+        host: scope.host(),
         api_server_ca: cluster.api_server_ca().and_then(Result::ok),
     }
 }
@@ -69,11 +65,19 @@ pub(crate) fn bound(value: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use portico_api::strategy::ExposeStrategy;
+
     use super::*;
-    use crate::testing::{cluster, read, seed};
+    use crate::resolve::{DecidedBy, Decision};
+    use crate::testing::{cluster, configuration, read, seed};
+
+    fn scope<'a>(cluster: &'a Cluster, strategy: ExposeStrategy, seed: &'a Seed) -> Scope<'a> {
+        let decision = Decision { strategy, decided_by: DecidedBy::Cluster };
+        Scope { cluster, decision, seed, configuration: None }
+    }
 
     fn policy(cluster: &Cluster, strategy: ExposeStrategy, seed: &Seed) -> ClusterPolicy {
-        super::policy(cluster, strategy, seed, LoadBalancers::Gateway)
+        super::policy(&scope(cluster, strategy, seed), LoadBalancers::Gateway)
     }
 
     const OWN: &str = r#"{"apiServerAllowedIPRanges": {"cidrBlocks": ["192.0.2.0/24"]}}"#;
@@ -118,8 +122,21 @@ mod tests {
             assert!(!policy(&cluster, strategy, &disabled).node_port_listeners, "{strategy}");
         }
         let own_proxy =
-            super::policy(&cluster, ExposeStrategy::LoadBalancer, &disabled, LoadBalancers::Cloud);
+            super::policy(&scope(&cluster, ExposeStrategy::LoadBalancer, &disabled), LoadBalancers::Cloud);
         assert!(own_proxy.node_port_listeners, "that is another proxy than the one disabled");
+    }
+
+    #[test]
+    fn on_every_strategy_a_cluster_has_its_host_name_where_there_is_a_domain() {
+        let (cluster, seed) = (cluster("a", "{}"), seed("north", "{}"));
+        let configuration = configuration(r#"{"ingress": {"domain": "Example.com"}}"#);
+        for strategy in ExposeStrategy::ALL {
+            let without = scope(&cluster, strategy, &seed);
+            assert_eq!(super::policy(&without, LoadBalancers::Cloud).host, None);
+            let scope = Scope { configuration: Some(&configuration), ..without };
+            let host = super::policy(&scope, LoadBalancers::Cloud).host;
+            assert_eq!(host.map(|host| host.to_string()).as_deref(), Some("a.north.example.com"));
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use portico_api::seed::Seed;
 use crate::doors::{Doors, policy_of};
 use crate::inputs::{LoadBalancers, Scope};
 use crate::policy::policy;
+use crate::resolve::Decision;
 use crate::validate::usable;
 
 /// The label of a Cluster by which people select its ExposedCluster too: the project.
@@ -43,7 +44,10 @@ fn metadata(cluster: &Cluster) -> ObjectMeta {
 
 fn spec(scope: &Scope<'_>, doors: &Doors) -> ExposedClusterSpec {
     let Scope { cluster, seed, .. } = *scope;
-    let of = |strategy| (strategy, policy(cluster, strategy, seed, LoadBalancers::Cloud));
+    let of = |strategy| {
+        let scope = Scope { decision: Decision { strategy, ..scope.decision }, ..*scope };
+        (strategy, policy(&scope, LoadBalancers::Cloud))
+    };
     let policy = policy_of(of(doors.now.first), doors.now.open().nth(1).map(of));
     let tunnel = |strategy| doors.agent_ip(cluster, strategy).map(|agent_ip| Tunnel { agent_ip });
     let migration = doors.now.second.map(|second| Migration {
@@ -60,6 +64,7 @@ fn spec(scope: &Scope<'_>, doors: &Doors) -> ExposedClusterSpec {
         expose_strategy: doors.now.first,
         seed: (*seed.metadata.name).into(),
         datacenter: cluster.spec.cloud.dc.clone(),
+        host_name: policy.host.as_ref().map(|host| host.as_str().into()).unwrap_or_default(),
         paused: cluster.spec.pause,
         allowed_ip_ranges: (!allowed.is_empty()).then(|| allowed.into()),
         load_balancer_source_ranges: policy.source_ranges.networks().into(),
@@ -85,6 +90,7 @@ mod tests {
     use super::*;
     use crate::migration::{Now, Second};
     use crate::policy::policy;
+    use crate::resolve::DecidedBy;
     use crate::testing::{cluster, configuration, read, seed};
 
     const SEED: &str = r#"{"datacenters": {"lab-1": {}},
@@ -115,7 +121,11 @@ mod tests {
         let same = |strategy: ExposeStrategy, seed: Seed| {
             let mut cluster = whole();
             cluster.spec.expose_strategy = read(&format!("\"{strategy}\""));
-            let expected = policy(&cluster, strategy, &seed, LoadBalancers::Cloud);
+            let decision = Decision { strategy, decided_by: DecidedBy::Cluster };
+            let configuration = configuration(r#"{"ingress": {"domain": "example.com"}}"#);
+            let scope =
+                Scope { cluster: &cluster, decision, seed: &seed, configuration: Some(&configuration) };
+            let expected = policy(&scope, LoadBalancers::Cloud);
             let projected = project(&cluster, seed).unwrap();
             assert_eq!(projected.policy(), expected, "{strategy}");
         };

@@ -1,5 +1,6 @@
 //! Decides which Service owns a key when several claim it. A Service planned for a Cluster comes first, then
-//! one in the namespace of a known Cluster, then the oldest.
+//! one whose namespace is that of the Cluster with this host name, then one in the namespace of any known
+//! Cluster, then the oldest.
 //!
 //! A Service in any namespace may claim any host name. The order of arrival must not decide: otherwise a
 //! restart of the gateway could give the name of one cluster to another. The other claims wait, the oldest
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use portico_api::meta::ObjectKey;
+use portico_api::policy::ClusterPolicy;
 use smallvec::SmallVec;
 
 use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
@@ -39,6 +41,9 @@ pub(crate) struct Claim {
 pub(crate) enum Rank {
     /// It is planned for a Cluster.
     Planned,
+    /// By the host name of the Cluster that its namespace is of, or one below. A Service of another namespace
+    /// cannot have this rank, whatever its age and its name.
+    Named,
     /// Its namespace is that of a known Cluster.
     OfCluster,
     /// By nothing but its age.
@@ -93,7 +98,7 @@ pub(crate) enum Because<'a> {
 }
 
 impl Claim {
-    /// A claimant for each exposed port of `service`.
+    /// A claimant for each exposed port of `service`, by what holds for all of its keys.
     pub(crate) fn of_each_port(
         service: &Arc<ServiceFacts>,
         cluster_is_known: bool,
@@ -107,9 +112,23 @@ impl Claim {
         ports.map(move |port| Self { service: Arc::clone(service), rank, port })
     }
 
+    /// The claim of this port to `key`. `policy` is that of the Cluster of its namespace.
+    pub(crate) fn to(&self, key: &RouteKey, policy: Option<&ClusterPolicy>) -> Self {
+        let rank = match (key, policy) {
+            (RouteKey::Host(host), Some(policy)) if policy.names(host) => self.rank.min(Rank::Named),
+            _ => self.rank,
+        };
+        Self { rank, ..self.clone() }
+    }
+
     /// The port that claims.
     pub(crate) fn port(&self) -> &ExposedPort {
         &self.service.ports[usize::from(self.port)]
+    }
+
+    /// Whether it is of the same port as `other`, a claim of the same Service.
+    pub(crate) fn is_of_port_of(&self, other: &Self) -> bool {
+        self.port == other.port
     }
 
     /// The order between two claims: the rank of their Services, their age, their names, the order of ports.
@@ -294,7 +313,7 @@ impl Claims {
         self.kept_by.entry(Arc::clone(&namespace)).or_default().push(key.clone());
         // A Service planned for a Cluster stays with the Cluster: without one it is like any other.
         let rank = match claim.rank {
-            Rank::OfCluster => Rank::OfCluster,
+            Rank::Named | Rank::OfCluster => Rank::OfCluster,
             Rank::Planned | Rank::Other => Rank::Other,
         };
         // If a change is still to be published, the table has an earlier one.

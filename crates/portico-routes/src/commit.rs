@@ -94,7 +94,7 @@ fn routes(
     let before = backends(before);
     let mut routes = Vec::with_capacity(owned.len());
     let mut narrowed = NarrowedPolicies::new();
-    for same_port in owned.chunk_by(|(_, a), (_, b)| a == b) {
+    for same_port in owned.chunk_by(|(_, a), (_, b)| a.is_of_port_of(b)) {
         let backend = &backend(index, &same_port[0].1, policy, &before, &mut narrowed);
         let route =
             |(key, _): &(RouteKey, Claim)| PublishedRoute { key: key.clone(), backend: Arc::clone(backend) };

@@ -180,8 +180,12 @@ impl RouteIndex {
         let policy = self.policies.get(&service.key.namespace);
         let listeners = policy.is_none_or(|policy| policy.node_port_listeners);
         let mut claims = Vec::new();
-        for claim in Claim::of_each_port(service, policy.is_some()) {
-            claims.extend(claim.port().keys(listeners).map(|key| (key, claim.clone())));
+        for port in Claim::of_each_port(service, policy.is_some()) {
+            let keys = port.port().keys(listeners);
+            claims.extend(keys.map(|key| {
+                let claim = port.to(&key, policy.map(|policy| &**policy));
+                (key, claim)
+            }));
         }
         claims
     }

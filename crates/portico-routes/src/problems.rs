@@ -156,6 +156,7 @@ fn reason_and_remedy(key: &RouteKey, remedy: &str, winner: &Claim, loser: &Claim
         Rank::Planned => {
             format!("{key} belongs to {owner}: what a Cluster asks for comes before any Service")
         }
+        Rank::Named => format!("{key} belongs to {owner}: it follows from the Cluster of that namespace"),
         _ => format!("{key} belongs to {owner}: the namespace of a Cluster comes before any other"),
     };
     (message, remedy.to_owned())

@@ -104,7 +104,8 @@ impl RouteIndex {
         let own_policy = self.policy_of(&service.key);
         let mut narrowed = NarrowedPolicies::new();
         let mut rows = Vec::new();
-        for claim in Claim::of_each_port(service, self.policies.contains_key(&service.key.namespace)) {
+        let cluster = self.policies.get(&service.key.namespace).map(|policy| &**policy);
+        for claim in Claim::of_each_port(service, cluster.is_some()) {
             let port = claim.port();
             let endpoints = self.ready(&entry.slices, &port.name);
             let endpoints_total = endpoints.len() + endpoints::not_ready(&entry.slices, &port.name);
@@ -112,7 +113,7 @@ impl RouteIndex {
             let policy = self.with_allow_lists(&own_policy, &service.key, &endpoints, &mut narrowed);
             let backend = port.backend_id(&service.key);
             rows.extend(port.keys(true).map(|key| RouteRow {
-                state: self.state(&key, &claim, &policy, !endpoints.is_empty()),
+                state: self.state(&key, &claim.to(&key, cluster), &policy, !endpoints.is_empty()),
                 key,
                 backend: backend.clone(),
                 tenant: policy.tenant.clone(),

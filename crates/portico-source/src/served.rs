@@ -253,6 +253,7 @@ mod tests {
             expose_strategy: ExposeStrategy::Tunneling,
             seed: "north".into(),
             datacenter: "lab-1".into(),
+            host_name: "a.north.example.com".into(),
             paused: true,
             allowed_ip_ranges: Some(["192.0.2.0/24".parse().unwrap()].into()),
             load_balancer_source_ranges: ["2001:db8::/32".parse().unwrap()].into(),

@@ -154,7 +154,7 @@ pub(super) fn unapproved_policy(
     };
     let configuration = levels.configuration().map(|active| &*active.object);
     let decision = resolve::strategy(cluster, &seed, configuration);
-    let mut policy = policy(cluster, decision.strategy, &seed, load_balancers);
+    let mut policy = policy(&Scope { cluster, decision, seed: &seed, configuration }, load_balancers);
     if !known {
         policy.allow = AllowList::nobody();
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use portico_api::names::Tenant;
+use portico_api::names::{HostName, Tenant};
 use portico_api::policy::ClusterPolicy;
 use portico_api::service::Service;
 use portico_routes::index::IndexChange;
@@ -336,6 +336,89 @@ fn a_service_in_the_namespace_of_a_known_cluster_comes_before_every_other() {
         assert_eq!(index.owner(&shared()).as_deref(), Some("cluster-a/api"));
         assert!(index.problem_lines()[0].contains("the namespace of a Cluster comes before any other"));
     }
+}
+
+/// Every order of `changes`, each applied by itself.
+fn in_every_order(changes: &[IndexChange], check: impl Fn(&Follower)) {
+    let orders = |places: &[usize]| -> Vec<Vec<usize>> {
+        places.iter().fold(vec![vec![]], |orders: Vec<Vec<usize>>, _| {
+            let longer = |order: Vec<usize>| {
+                let left = places.iter().filter(|place| !order.contains(place)).copied();
+                left.map(|place| [order.clone(), vec![place]].concat()).collect::<Vec<_>>()
+            };
+            orders.into_iter().flat_map(longer).collect()
+        })
+    };
+    for order in orders(&(0..changes.len()).collect::<Vec<_>>()) {
+        let mut index = seed_index([]);
+        order.into_iter().for_each(|place| drop(index.apply([changes[place].clone()])));
+        check(&index);
+    }
+}
+
+#[test]
+fn the_name_that_follows_from_a_cluster_is_that_of_its_namespace_whoever_was_there_before() {
+    for name in ["y1.north.example.com", "konnectivity-server.y1.north.example.com", "*.y1.north.example.com"]
+    {
+        // Another tenant may give its Service any name, in its own namespace.
+        let squatter = written(sni("cluster-evil/apiserver-external", &name.to_uppercase()).created(1));
+        let own = written(sni("cluster-y1/apiserver-external", name).created(9));
+        let clusters = [named("evil", "evil.north.example.com"), named("y1", "y1.north.example.com")];
+        let [evil, y1] = clusters;
+        in_every_order(&[squatter, own, evil, y1], |index| {
+            let key = RouteKey::Host(HostName::parse_pattern(name).unwrap());
+            assert_eq!(index.owner(&key).as_deref(), Some("cluster-y1/apiserver-external"));
+            assert_eq!(
+                index.problem_lines(),
+                [format!(
+                    "Service cluster-evil/apiserver-external: \
+                     metadata.annotations[nodeport-proxy.k8s.io/port-mapping]: host {name} belongs to \
+                     Service cluster-y1/apiserver-external: it follows from the Cluster of that namespace; \
+                     choose another host name"
+                )]
+            );
+        });
+    }
+}
+
+#[test]
+fn a_name_that_only_looks_like_one_of_a_cluster_goes_to_the_elder() {
+    for name in ["xy1.north.example.com", "north.example.com", "y1.south.example.com", "*.north.example.com"]
+    {
+        let services = [("cluster-evil/x", 1), ("cluster-y1/x", 2)]
+            .map(|(key, age)| written(sni(key, name).created(age)));
+        let clusters = [named("evil", "evil.north.example.com"), named("y1", "y1.north.example.com")];
+        let index = seed_index(services.into_iter().chain(clusters));
+        let key = RouteKey::Host(HostName::parse_pattern(name).unwrap());
+        assert_eq!(index.owner(&key).as_deref(), Some("cluster-evil/x"), "{name}");
+    }
+}
+
+#[test]
+fn a_name_that_was_kept_for_another_leads_to_the_cluster_that_it_follows_from() {
+    let name = "y1.north.example.com";
+    let squatter = || written(sni("cluster-evil/x", name).created(1));
+    let mut index = seed_index([named("evil", "evil.north.example.com"), squatter()]);
+    index.apply([no_service("cluster-evil/x")]);
+    index.apply([named("y1", name)]);
+    index.apply([written(sni("cluster-y1/apiserver-external", name).created(9))]);
+    let owner = |index: &Follower| index.owner(&host(name));
+    assert_eq!(owner(&index).as_deref(), Some("cluster-y1/apiserver-external"));
+    index.apply([squatter()]);
+    assert_eq!(owner(&index).as_deref(), Some("cluster-y1/apiserver-external"));
+    index.apply([no_service("cluster-y1/apiserver-external")]);
+    assert_eq!(owner(&index), None, "it is made anew");
+    index.apply([written(sni("cluster-y1/apiserver-external", name).created(10))]);
+    assert_eq!(owner(&index).as_deref(), Some("cluster-y1/apiserver-external"));
+}
+
+#[test]
+fn one_port_may_have_keys_by_its_cluster_and_others() {
+    let service = service("cluster-y1/x", "NodePort,SNI,Tunneling").node_port(30_001).created(1);
+    let service = written(service.mapping(r#"{"secure": "y1.north.example.com"}"#));
+    let index = seed_index([named("y1", "y1.north.example.com"), service]);
+    assert_eq!((index.routes().len(), index.backends.len()), (3, 1));
+    assert!(index.rows().all(|row| row.state == RouteState::NotReady));
 }
 
 #[test]

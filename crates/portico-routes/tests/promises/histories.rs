@@ -9,7 +9,7 @@ use portico_api::annotations::{ALLOW, EXPOSE, SEND_PROXY};
 use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::meta::ObjectKey;
-use portico_api::names::Tenant;
+use portico_api::names::{HostName, Tenant};
 use portico_api::policy::{AllowList, ClusterPolicy};
 use portico_api::service::Service;
 use portico_routes::index::{IndexChange, Settings};
@@ -143,12 +143,15 @@ fn any_slice() -> impl Strategy<Value = EndpointSlice> {
 fn any_change() -> impl Strategy<Value = IndexChange> {
     let cluster = || select(&["a", "b"][..]);
     let networks = prop::option::of(select(&["10.0.0.0/8", "192.0.2.0/24"][..]));
-    let any_policy =
-        (cluster(), any::<bool>(), networks).prop_map(|(cluster, node_port_listeners, network)| {
+    let host = prop::option::of(select(&["one.example.com", "two.example.com", "example.com"][..]));
+    let any_policy = (cluster(), any::<bool>(), networks, host).prop_map(
+        |(cluster, node_port_listeners, network, host)| {
             let open = ClusterPolicy::open(Tenant::of_text(cluster));
             let allow = AllowList::new(network.map(|network| network.parse().unwrap()));
-            policy(ClusterPolicy { node_port_listeners, allow, ..open })
-        });
+            let host = host.map(|host| HostName::parse(host).unwrap());
+            policy(ClusterPolicy { node_port_listeners, allow, host, ..open })
+        },
+    );
     prop_oneof![
         5 => any_service().prop_map(written),
         1 => any_service().prop_map(planned),

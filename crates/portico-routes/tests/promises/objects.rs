@@ -134,6 +134,12 @@ pub(crate) fn policy(policy: ClusterPolicy) -> IndexChange {
     IndexChange::Policy(Change::Apply(Arc::new(policy)))
 }
 
+/// The Cluster `name` is known, and the host name that follows from it.
+pub(crate) fn named(name: &str, host: &str) -> IndexChange {
+    let host = Some(HostName::parse(host).unwrap());
+    policy(ClusterPolicy { host, ..ClusterPolicy::open(Tenant::of_text(name)) })
+}
+
 pub(crate) fn no_policy(cluster: &str) -> IndexChange {
     IndexChange::Policy(Change::Delete(Tenant::of_text(cluster)))
 }
