@@ -5,8 +5,9 @@
 //! change of an object is refused for it.
 //!
 //! A Cluster is judged with the Services that will be made for it. So a host name of another cluster is
-//! reported before they exist. Only the Services that may claim the same names are judged, and only the
-//! Clusters that the change concerns. One review must not cost as much as the whole seed.
+//! reported before they exist. A Service may not claim a name that follows from a Cluster
+//! ([`cluster_names`]). Only the Services that may claim the same names are judged, and only the Clusters
+//! that the change concerns. One review must not cost as much as the whole seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use portico_api::change::Change;
 use portico_api::cluster::Cluster;
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::meta::{Kind, ObjectRef};
-use portico_api::names::ClusterName;
+use portico_api::names::{ClusterName, HostName};
 use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
@@ -32,6 +33,8 @@ use portico_routes::route::RouteKey;
 use portico_source::Object;
 use portico_source::served::Served;
 use portico_sync::Pipeline;
+
+mod cluster_names;
 
 /// Problems that the API server handles by itself. It allocates NodePorts, and refuses one that another
 /// Service has. In a dry run it makes numbers up.
@@ -77,8 +80,13 @@ pub(super) fn review(world: &World, change: &ProposedChange) -> Verdict {
     let own_after = world.with_planned(&change.after);
     let own: BTreeSet<ObjectRef> = own_before.keys().chain(own_after.keys()).cloned().collect();
     let beside = world.beside(&change.after, &own_before, &own_after);
-    let before = world.problems(&beside, own_before);
+    let mut before = world.problems(&beside, own_before);
     let mut after = world.problems(&beside, own_after);
+    for (object, problems) in [(change.before.as_ref(), &mut before), (Some(&change.after), &mut after)] {
+        if let Some(object @ Object::Service(service)) = object {
+            problems.extend(world.foreign_names(service, &world.hosts([object].into_iter())));
+        }
+    }
     if let (Some(Object::Cluster(old)), Object::Cluster(new)) = (&change.before, &change.after) {
         after.extend(world.between(old, new));
     }
@@ -173,14 +181,14 @@ impl World {
     }
 
     /// The host names that the Services among `objects` claim.
-    fn hosts<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> BTreeSet<String> {
+    fn hosts<'a>(&self, objects: impl Iterator<Item = &'a Object>) -> BTreeSet<HostName> {
         let mut hosts = BTreeSet::new();
         for object in objects {
             let Object::Service(service) = object else { continue };
             let mut index = RouteIndex::new(self.index_settings());
             index.apply(IndexChange::Service(Change::Apply(Arc::new((**service).clone()))));
             hosts.extend(index.rows().filter_map(|row| match row.key {
-                RouteKey::Host(host) => Some(host.to_string()),
+                RouteKey::Host(host) => Some(host),
                 RouteKey::Port(_) | RouteKey::Authority(_) => None,
             }));
         }
@@ -249,7 +257,7 @@ fn readable<K>(served: &[Arc<Served<K>>]) -> impl Iterator<Item = &Object> {
 }
 
 /// Whether a Service may claim one of `hosts`: a look at the text, which is cheap.
-fn may_claim(service: &Object, hosts: &BTreeSet<String>) -> bool {
+fn may_claim(service: &Object, hosts: &BTreeSet<HostName>) -> bool {
     let Some(mapping) = service.metadata().annotation(PORT_MAPPING) else { return false };
     let mapping = mapping.to_ascii_lowercase();
     // JSON may write any letter by its number.

@@ -85,8 +85,8 @@ fn a_cluster_takes_its_name_from_a_service_of_somebody_else_and_that_is_reported
     let warning = warnings.iter().find(|warning| warning.starts_with("Service else/web: ")).unwrap();
     assert!(
         warning.contains(
-            "host b.north.example.com belongs to Service cluster-b/apiserver-external: the namespace of a \
-             Cluster comes before any other; choose another host name"
+            "host b.north.example.com belongs to Service cluster-b/apiserver-external: it follows from the \
+             Cluster of that namespace; choose another host name"
         ),
         "{warning}"
     );
@@ -113,6 +113,90 @@ fn of_two_services_the_younger_cannot_have_a_name_that_the_elder_has() {
     world.services.push(served(&service("cluster-a", "apiserver-external", "a.north.example.com")));
     let errors = created::<Service>(&world, &service("other", "thief", "a.north.example.com"));
     assert!(errors[0].starts_with("Service other/thief: "), "{errors:?}");
+}
+
+/// [`world`] with the Cluster `evil`, whose tenant may make any Service in its namespace.
+fn world_with_a_tenant() -> World {
+    let mut world = world();
+    world.clusters.push(served(&cluster("evil", "lab-1")));
+    world
+}
+
+/// The errors of a new Service `squat` in `namespace` that claims `host`.
+fn squatting(world: &World, namespace: &str, host: &str) -> Vec<String> {
+    created::<Service>(world, &service(namespace, "squat", host))
+}
+
+#[test]
+fn a_cluster_is_never_refused_for_a_service_in_the_namespace_of_another() {
+    for host in ["y1.north.example.com", "Y1.North.Example.com.", "konnectivity-server.y1.north.example.com"]
+    {
+        let mut world = world_with_a_tenant();
+        world.services.push(served(&service("cluster-evil", "apiserver-external", host)));
+        let y1 = ProposedChange { before: None, after: object::<Cluster>(&cluster("y1", "lab-1")) };
+        let verdict = review(&world, &y1);
+        assert_eq!(verdict.errors, [], "{host}");
+        let squat = |problem: &&Problem| &*problem.object.key.namespace == "cluster-evil";
+        let warning = verdict.warnings.iter().find(squat).map(ToString::to_string).unwrap_or_default();
+        assert!(warning.contains("it follows from the Cluster of that namespace"), "{warning}");
+    }
+}
+
+#[test]
+fn a_service_cannot_have_a_name_of_another_cluster_there_is_or_will_be() {
+    let mut world = world_with_a_tenant();
+    let mut by_port = cluster("n1", "lab-1");
+    by_port["spec"]["exposeStrategy"] = json!("NodePort");
+    world.clusters.push(served(&by_port));
+    for (host, whose) in [
+        ("a.north.example.com", "belongs to the Cluster a,"),
+        ("A.North.example.com.", "belongs to the Cluster a,"),
+        ("x.a.north.example.com", "belongs to the Cluster a,"),
+        ("*.a.north.example.com", "belongs to the Cluster a,"),
+        ("n1.north.example.com", "belongs to the Cluster n1,"),
+        ("y1.north.example.com", "belongs to the Cluster y1,"),
+        ("konnectivity-server.y1.south.example.com", "belongs to the Cluster y1,"),
+        ("north.example.com", "is that of the Seed"),
+        ("*.north.example.com", "stands for the names of Clusters too"),
+        ("*.example.com", "stands for the names of Clusters too"),
+        ("*.com", "stands for the names of Clusters too"),
+    ] {
+        let errors = squatting(&world, "cluster-evil", host);
+        assert_eq!(errors.len(), 1, "{host}: {errors:?}");
+        assert!(errors[0].starts_with("Service cluster-evil/squat: metadata.annotations["), "{errors:?}");
+        assert!(errors[0].contains(whose) && errors[0].ends_with("; choose another host name"), "{errors:?}");
+    }
+    for host in ["evil.north.example.com", "x.evil.north.example.com", "*.evil.north.example.com"] {
+        assert_eq!(squatting(&world, "cluster-evil", host), [""; 0], "its own: {host}");
+    }
+    for host in ["web.example.com", "xnorth.example.com", "*.web.example.com", "example.com"] {
+        assert_eq!(squatting(&world, "cluster-evil", host), [""; 0], "nobody's: {host}");
+    }
+}
+
+#[test]
+fn a_service_of_no_cluster_may_have_a_name_below_a_seed_that_is_of_no_cluster_yet() {
+    let world = world();
+    for host in ["a.north.example.com", "x.a.north.example.com", "*.north.example.com", "*.example.com"] {
+        assert_eq!(squatting(&world, "else", host).len(), 1, "{host}");
+    }
+    // A Cluster of this name is of another Seed, or there is none.
+    for host in
+        ["a.south.example.com", "grafana.north.example.com", "north.example.com", "*.south.example.com"]
+    {
+        assert_eq!(squatting(&world, "else", host), [""; 0], "{host}");
+    }
+}
+
+#[test]
+fn a_service_that_has_a_name_of_a_cluster_already_may_be_changed_in_another_way() {
+    let world = world_with_a_tenant();
+    let before = service("cluster-evil", "squat", "y1.north.example.com");
+    let mut after = before.clone();
+    after["metadata"]["labels"] = json!({"touched": "yes"});
+    assert_eq!(changed::<Service>(&world, Some(&before), &after), [""; 0]);
+    let other = service("cluster-evil", "squat", "y2.north.example.com");
+    assert_eq!(changed::<Service>(&world, Some(&before), &other).len(), 1);
 }
 
 #[test]
