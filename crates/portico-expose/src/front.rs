@@ -5,17 +5,24 @@
 //! name that is too long is shortened. The admin port is never published. At a cloud's listener limit, new
 //! Services wait. A Service that would be left without ports keeps those it has.
 //!
-//! - The shared listeners come first, then the ports that are published already, then the others by age.
+//! - The shared listeners come first, then the ports of control planes, then the others. Of each of these
+//!   two, the ports that are published already come first, and then the eldest.
+//! - Of the others, a namespace has [`MAX_PORTS_OF_NAMESPACE`]. Every port takes one of the seed's node ports
+//!   and a listener, and who may write Services in one namespace must not take those of clusters to come.
 //! - A NodePort that is published for another Service, or is the SNI, tunnel or admin port, waits.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
 use std::sync::Arc;
 
 use portico_api::annotations::ExposeTypes;
 use portico_api::meta::ObjectKey;
+use portico_api::names::ClusterName;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceSpec, TargetPort};
 use portico_api::text::stable_hash;
 use serde::Serialize;
+
+use crate::services::EXPOSED;
 
 /// Port of the gateway's listener that routes by server name.
 pub const SNI_PORT: u16 = 6_443;
@@ -25,6 +32,9 @@ pub const TUNNEL_PORT: u16 = 8_088;
 
 /// Port of the gateway's admin server. KKP publishes it; Portico never does.
 pub const ADMIN_PORT: u16 = 8_002;
+
+/// Most ports published for one namespace, beside those of a control plane. KKP's clusters have none or one.
+pub const MAX_PORTS_OF_NAMESPACE: usize = 50;
 
 /// Longest name of a Service port: a DNS label.
 const MAX_PORT_NAME: usize = 63;
@@ -83,6 +93,8 @@ pub struct Waiting {
 pub enum WhyWaiting {
     /// The load balancer has no listener left. The port is published as soon as one is free.
     ListenerLimit,
+    /// The namespace has [`MAX_PORTS_OF_NAMESPACE`] others.
+    NamespaceLimit,
     /// The number is published already, or is one of the gateway's own.
     NumberTaken,
 }
@@ -92,6 +104,8 @@ struct Wanted<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     node_port: u16,
+    /// It is the way to a control plane.
+    is_of_control_plane: bool,
 }
 
 /// Returns the ports that the front Service should have. `current` are the ports it has now, `services` all
@@ -110,9 +124,13 @@ pub fn plan_front_ports<'a>(
     }
     let limit = settings.listener_limit.unwrap_or(usize::MAX);
     let mut waiting = Vec::new();
-    for Wanted { service, port, node_port } in in_order(current, services, settings) {
+    let mut others: BTreeMap<&str, usize> = BTreeMap::new();
+    for Wanted { service, port, node_port, is_of_control_plane } in in_order(current, services, settings) {
+        let of_namespace = others.entry(&service.metadata.namespace).or_default();
         let why = if by_number.contains_key(&node_port) || node_port == ADMIN_PORT {
             Some(WhyWaiting::NumberTaken)
+        } else if !is_of_control_plane && *of_namespace >= MAX_PORTS_OF_NAMESPACE {
+            Some(WhyWaiting::NamespaceLimit)
         } else if by_number.len() >= limit {
             Some(WhyWaiting::ListenerLimit)
         } else {
@@ -121,6 +139,7 @@ pub fn plan_front_ports<'a>(
         match why {
             Some(why) => waiting.push(Waiting { service: service.metadata.key(), node_port, why }),
             None => {
+                *of_namespace += usize::from(!is_of_control_plane);
                 by_number.insert(node_port, front_port(name_of(service, port, node_port), node_port));
             }
         }
@@ -154,7 +173,8 @@ fn front_port(name: Box<str>, number: u16) -> ServicePort {
     }
 }
 
-/// The NodePorts to publish: first those that are published now, then by age. A Service without an age counts
+/// The NodePorts to publish: those of control planes, then the others. Of each group, first those that are
+/// published now, then by age. A Service without an age counts
 /// as youngest. Equals are ordered by UID and name, as in the route table, so that the order of a watch makes
 /// no difference.
 fn in_order<'a>(
@@ -166,14 +186,25 @@ fn in_order<'a>(
         services.into_iter().filter(|service| is_published(service, settings)).collect();
     services.sort_by(|a, b| age(a).cmp(&age(b)));
     let ports = |service: &'a Service| {
-        let numbered = |port: &'a ServicePort| Some(Wanted { service, port, node_port: port.node_port? });
+        let mut is_of_control_plane = is_of_control_plane(service);
+        let numbered = move |port: &'a ServicePort| {
+            let node_port = port.node_port?;
+            Some(Wanted { service, port, node_port, is_of_control_plane: take(&mut is_of_control_plane) })
+        };
         service.spec.ports.iter().filter(|port| port.protocol == Protocol::TCP).filter_map(numbered)
     };
     let mut wanted: Vec<Wanted<'a>> = services.into_iter().flat_map(ports).collect();
     let published: BTreeSet<u16> = current.iter().map(|port| port.port).collect();
-    // Stable: both groups stay ordered by age.
-    wanted.sort_by_key(|wanted| !published.contains(&wanted.node_port));
+    // Stable: every group stays ordered by age.
+    wanted.sort_by_key(|wanted| (!wanted.is_of_control_plane, !published.contains(&wanted.node_port)));
     wanted
+}
+
+/// Whether it is a Service that Portico or KKP makes for a cluster. Each has one port: the first counts. In a
+/// cluster's namespace somebody may write such a Service with any number of them.
+fn is_of_control_plane(service: &Service) -> bool {
+    let meta = &service.metadata;
+    ClusterName::of_namespace(&meta.namespace).is_some() && EXPOSED.contains(&&*meta.name)
 }
 
 fn age(service: &Service) -> impl Ord + '_ {
@@ -370,6 +401,56 @@ mod tests {
         let plan = plan_front_ports(&plan.ports, [&young, &old], &settings(Some(3)));
         assert_eq!(names(&plan)[0], "cluster-a-api-30002");
         assert_eq!(plan.waiting[0].why, WhyWaiting::ListenerLimit);
+    }
+
+    /// A Service of one tenant with as many NodePorts, from 31000.
+    fn many(name: &str, count: u16) -> Service {
+        let mut many = service("cluster-evil", name, 2_001, "NodePort", 31_000);
+        let port = many.spec.ports[0].clone();
+        let numbered = |number| ServicePort { node_port: Some(number), ..port.clone() };
+        many.spec.ports = (31_000..31_000 + count).map(numbered).collect();
+        many
+    }
+
+    #[test]
+    fn one_namespace_has_so_many_ports_beside_those_of_its_control_plane() {
+        let (api, other) = (
+            service("cluster-evil", "apiserver-external", 2_003, "NodePort", 30_001),
+            service("default", "web", 2_003, "NodePort", 30_002),
+        );
+        for (name, published) in [("web", 50), ("konnectivity-server", 51)] {
+            let services = [many(name, 75), api.clone(), other.clone()];
+            let plan = plan_front_ports(&[], &services, &settings(None));
+            assert_eq!(plan.used, 2 + 2 + published, "{name}: one more is that of a control plane");
+            assert_eq!(plan.waiting.len(), 75 - published);
+            let of_evil = |waiting: &Waiting| &*waiting.service.namespace == "cluster-evil";
+            assert!(plan.waiting.iter().all(|it| it.why == WhyWaiting::NamespaceLimit && of_evil(it)));
+            assert!(!plan_front_ports(&plan.ports, &services, &settings(None)).changed);
+        }
+    }
+
+    #[test]
+    fn a_new_control_plane_is_published_before_what_else_a_namespace_has() {
+        let settings = settings(Some(10));
+        let full = plan_front_ports(&[], [&many("web", 40)], &settings);
+        assert_eq!(full.used, 10);
+        let new = [
+            service("cluster-new", "apiserver-external", 2_009, "NodePort", 30_001),
+            service("cluster-new", "konnectivity-server", 2_009, "NodePort", 30_002),
+            // Only the namespace of a cluster has a control plane.
+            service("default", "apiserver-external", 2_009, "NodePort", 30_003),
+        ];
+        let plan = plan_front_ports(&full.ports, new.iter().chain([&many("web", 40)]), &settings);
+        assert_eq!(
+            names(&plan)[6..],
+            [
+                "cluster-new-apiserver-external-30001",
+                "cluster-new-konnectivity-server-30002",
+                "sni-listener",
+                "tunneling-listener"
+            ]
+        );
+        assert!(!plan_front_ports(&plan.ports, new.iter().chain([&many("web", 40)]), &settings).changed);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use portico_api::meta::ObjectKey;
-use portico_expose::front::{FrontPlan, WhyWaiting};
+use portico_expose::front::{FrontPlan, MAX_PORTS_OF_NAMESPACE, WhyWaiting};
 use portico_kube::events::Severity;
 use tracing::{info, warn};
 
@@ -26,6 +26,8 @@ pub(super) enum Trouble {
     NumberTaken,
     /// Settings of the Seed cannot be put on the Service.
     SettingsNotCarried,
+    /// A namespace asks for more ports than it can have. Anybody in it can cause that, so it hides nothing.
+    NamespaceLimit,
 }
 
 impl Trouble {
@@ -38,6 +40,7 @@ impl Trouble {
             Self::ListenerLimit => "ListenerLimitReached",
             Self::NumberTaken => "PortNumberTaken",
             Self::SettingsNotCarried => "SettingsNotCarried",
+            Self::NamespaceLimit => "NamespaceLimitReached",
         }
     }
 
@@ -50,6 +53,7 @@ impl Trouble {
             Self::ListenerLimit => ("ListenerLimitLeft", "No port waits for a listener any more"),
             Self::NumberTaken => ("PortNumberFree", "No port waits for its number any more"),
             Self::SettingsNotCarried => ("SettingsCarried", "The settings of the Seed are on the Service"),
+            Self::NamespaceLimit => ("NamespaceLimitLeft", "No namespace asks for too many ports any more"),
         }
     }
 }
@@ -127,6 +131,16 @@ pub(super) fn troubles_of(plan: &FrontPlan) -> Troubles {
         );
         troubles.insert(Trouble::NumberTaken, text);
     }
+    let waiting = self::waiting(plan, WhyWaiting::NamespaceLimit);
+    if !waiting.is_empty() {
+        let text = format!(
+            "{} ports are not published, because their namespace has {MAX_PORTS_OF_NAMESPACE} others beside \
+             those of its control plane: {}. Expose these Services by SNI, or not at all",
+            waiting.len(),
+            named(&waiting)
+        );
+        troubles.insert(Trouble::NamespaceLimit, text);
+    }
     troubles
 }
 
@@ -198,6 +212,17 @@ mod tests {
         let both = plan(&[("a", WhyWaiting::ListenerLimit), ("b", WhyWaiting::NumberTaken)]);
         assert_eq!(reasons(&update(&mut announced, &both)), ["ListenerLimitReached"]);
         assert_eq!(reasons(&update(&mut announced, &plan(&[]))), ["ListenerLimitLeft", "PortNumberFree"]);
+    }
+
+    #[test]
+    fn a_namespace_that_asks_for_too_many_ports_is_announced_after_all_else() {
+        let mut announced = Announced::default();
+        let both = plan(&[("a", WhyWaiting::NamespaceLimit), ("b", WhyWaiting::NumberTaken)]);
+        let news = update(&mut announced, &both);
+        assert_eq!(reasons(&news), ["PortNumberTaken", "NamespaceLimitReached"]);
+        assert!(news[1].text.contains("1 ports are not published, because their namespace has 50 others"));
+        let ended = update(&mut announced, &plan(&[("b", WhyWaiting::NumberTaken)]));
+        assert_eq!(reasons(&ended), ["NamespaceLimitLeft"]);
     }
 
     #[test]
