@@ -23,9 +23,9 @@ use portico_expose::validate::usable;
 use portico_kube::{Client, read};
 use portico_preflight::Observation;
 use portico_preflight::check::{Limits, tls};
-use portico_reach::cluster::NoCluster;
+use portico_reach::cluster::missing;
 use portico_reach::doors::record;
-use portico_source::{Object, list_objects};
+use portico_source::{Loaded, ManifestProblem, Object, list_objects};
 use portico_sync::Site;
 use serde_json::Value;
 
@@ -67,7 +67,7 @@ pub fn plan_of_site(
     to: ExposeStrategy,
     sni_port: u16,
 ) -> anyhow::Result<MigrationPlan> {
-    let objects = Objects::of(&site.originals, name)?;
+    let objects = Objects::of(&site.originals, &site.loaded.problems, name)?;
     let persisted = site.pipeline.planner().persisted();
     let of_services = node_ports(&site.originals, objects.cluster);
     let namespace = objects.cluster.name().namespace();
@@ -100,6 +100,7 @@ pub struct LiveSeed {
 pub struct Plans<'a> {
     seed: &'a LiveSeed,
     objects: Vec<Object>,
+    problems: Vec<ManifestProblem>,
     is_kkp_there: bool,
     has_image: Option<bool>,
 }
@@ -111,10 +112,11 @@ impl LiveSeed {
     /// The seed cannot be read in time.
     pub async fn plans(&self, cluster: Option<&str>) -> anyhow::Result<Plans<'_>> {
         let namespace = cluster.map(|name| ClusterName::new(name).namespace());
-        let objects = list_objects(&self.client, namespace.as_deref(), self.timeout).await?.objects;
+        let listed = list_objects(&self.client, namespace.as_deref(), self.timeout).await?;
+        let Loaded { objects, problems, .. } = listed;
         let is_kkp_there = is_kkp_there(&self.client, &objects).await;
         let has_image = has_image(&self.client).await;
-        Ok(Plans { seed: self, objects, is_kkp_there, has_image })
+        Ok(Plans { seed: self, objects, problems, is_kkp_there, has_image })
     }
 
     /// The plan of one cluster.
@@ -134,7 +136,7 @@ impl Plans<'_> {
     pub async fn plan_of(&self, cluster: &str, to: ExposeStrategy) -> anyhow::Result<MigrationPlan> {
         let (name, client) = (cluster, &self.seed.client);
         let namespace = ClusterName::new(name).namespace();
-        let objects = Objects::of(&self.objects, name)?;
+        let objects = Objects::of(&self.objects, &self.problems, name)?;
         let record = record(client, objects.cluster).await?;
         let managed_by = plan::managed_by(objects.cluster, self.is_kkp_there);
         let path = format!("/api/v1/namespaces/{namespace}/services/{FRONT}");
@@ -158,7 +160,7 @@ impl Plans<'_> {
 }
 
 impl<'a> Objects<'a> {
-    fn of(objects: &'a [Object], name: &str) -> anyhow::Result<Self> {
+    fn of(objects: &'a [Object], problems: &[ManifestProblem], name: &str) -> anyhow::Result<Self> {
         let (mut cluster, mut seeds, mut configuration) = (None, Vec::new(), None);
         for object in objects {
             match object {
@@ -170,7 +172,7 @@ impl<'a> Objects<'a> {
                 _ => {}
             }
         }
-        Ok(Self { cluster: cluster.ok_or_else(|| NoCluster(name.to_owned()))?, seeds, configuration })
+        Ok(Self { cluster: cluster.ok_or_else(|| missing(name, problems))?, seeds, configuration })
     }
 
     fn plan(&self, to: ExposeStrategy, beside: Beside<'_>) -> anyhow::Result<MigrationPlan> {
@@ -332,9 +334,21 @@ async fn presented(cluster: &Cluster) -> Option<Vec<Box<str>>> {
 
 #[cfg(test)]
 mod tests {
+    use portico_source::invalid;
+    use portico_source::served::Served;
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn of_a_cluster_that_cannot_be_read_there_is_no_plan_and_its_field_is_named() {
+        let served = json!({"metadata": {"name": "a"}, "spec": {"auditLogging": "yes"}});
+        let served: Served<Cluster> = serde_json::from_value(served).unwrap();
+        let problems = [invalid(served.reference, &served.object.unwrap_err())];
+        let refused = |name| Objects::of(&[], &problems, name).err().unwrap().to_string();
+        assert!(refused("a").contains("Cluster a: spec.auditLogging: invalid type"), "{}", refused("a"));
+        assert!(refused("b").starts_with("there is no Cluster b"), "{}", refused("b"));
+    }
 
     #[test]
     fn an_operator_has_an_image_if_its_arguments_name_one_and_without_an_operator_nobody_knows() {

@@ -1,5 +1,6 @@
 //! The one watch of Clusters, for all controllers that work from them.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +11,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use portico_api::cluster::Cluster;
 use portico_api::meta::Kind;
+use portico_source::Object;
 use portico_source::served::Served;
 
 use crate::cache::version;
@@ -124,6 +126,29 @@ fn keep_last_read(served: &mut Served<Cluster>, last: Option<&Served<Cluster>>) 
     }
 }
 
+/// The Cluster to work from. Of one that was never read, metadata and status are all that is known.
+pub(crate) fn known(served: &Served<Cluster>) -> Option<Cow<'_, Cluster>> {
+    match (&served.object, &served.unread) {
+        (Ok(Object::Cluster(cluster)), _) => Some(Cow::Borrowed(cluster)),
+        (Err(_), Some(unread)) => {
+            let mut cluster = Cluster::with_metadata(unread.metadata.clone());
+            unread.read_status(&mut cluster.status);
+            Some(Cow::Owned(cluster))
+        }
+        _ => None,
+    }
+}
+
+/// Why a Cluster cannot be read as it is now, and the remedy.
+pub(crate) fn unreadable(served: &Served<Cluster>) -> Option<String> {
+    let why = &served.unread.as_ref()?.why;
+    let field = if why.field.is_empty() { "the object" } else { &why.field };
+    Some(format!(
+        "{}: {field} cannot be read ({why}): what was made for it stays as it is. Mend the field",
+        served.reference
+    ))
+}
+
 /// The version of each Cluster that a controller wrote last, since the last list: no pass works from an older
 /// one.
 #[derive(Debug, Default)]
@@ -152,7 +177,6 @@ impl LastWritten {
 
 #[cfg(test)]
 mod tests {
-    use portico_source::Object;
     use serde_json::{Value, json};
 
     use super::*;

@@ -1,8 +1,8 @@
 //! An API server in memory, for tests of controllers on a paused clock.
 //!
 //! It lists and watches the kinds in [`PLURALS`], merge-patches Services and the status of Clusters, applies
-//! ExposedClusters, refuses Namespaces, keeps Leases and collects Events. Tests beside a real API server are
-//! in `tests/`.
+//! ExposedClusters, refuses Namespaces unless it is told to apply everything, keeps Leases and collects Events.
+//! Tests beside a real API server are in `tests/`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -34,6 +34,9 @@ const PLURALS: [&str; 8] = [
     "kubermaticconfigurations",
     "exposedclusters",
 ];
+
+/// The kinds of what is made for a cluster in its namespace, and that itself.
+const MADE: [&str; 3] = ["namespaces", "services", "endpointslices"];
 
 /// The Lease of the front Service of [`plan`].
 const FRONT_LEASE: &str = "portico-front-portico";
@@ -88,6 +91,8 @@ struct State {
     writes_left: Option<usize>,
     /// Changes each Service as it is written, as an admission webhook does.
     webhook: Option<fn(&mut Value)>,
+    /// Whether the kinds in [`MADE`] are applied.
+    applies: bool,
 }
 
 struct Watch {
@@ -119,6 +124,11 @@ impl FakeApi {
     pub(crate) fn put_of(&self, plural: &str, object: Value) {
         self.install(plural);
         self.state().put(plural, object);
+    }
+
+    /// From now on Services, and what else is made for a cluster, are applied.
+    pub(crate) fn apply_all(&self) {
+        self.state().applies = true;
     }
 
     /// Deletes `PLURAL/namespace/name`.
@@ -267,6 +277,9 @@ impl FakeApi {
             {
                 failure(state.write_refusal.unwrap())
             }
+            ("PATCH", path, Some(patch)) if state.applies && made(path).is_some() => {
+                state.apply(made(path).unwrap(), patch)
+            }
             ("PATCH", path, Some(patch)) if path.contains("/services/") => state.patch(&named(path), &patch),
             ("PATCH", path, Some(patch)) if path.contains("/exposedclusters/") => {
                 match &mut state.writes_left {
@@ -349,8 +362,14 @@ impl State {
     /// A server-side apply by the only manager there is.
     fn apply(&mut self, plural: &str, mut object: Value) -> Response<ResponseBody> {
         self.writes += 1;
-        let fields = json!({"f:metadata": {"f:labels": fields(&object["metadata"]["labels"]),
-            "f:ownerReferences": {}}, "f:spec": fields(&object["spec"])});
+        let mut fields = fields(&object);
+        for (part, name) in [("", "f:apiVersion"), ("", "f:kind"), ("/f:metadata", "f:name")] {
+            fields.pointer_mut(part).unwrap().as_object_mut().unwrap().remove(name);
+        }
+        fields["f:metadata"].as_object_mut().unwrap().remove("f:namespace");
+        if let Some(webhook) = self.webhook.filter(|_| plural == "services") {
+            webhook(&mut object);
+        }
         object["metadata"]["managedFields"] =
             json!([{"manager": "portico", "operation": "Apply", "fieldsV1": fields}]);
         let key = format!("{plural}/{}", key(&object));
@@ -412,6 +431,12 @@ fn fields(value: &Value) -> Value {
 fn named(path: &str) -> String {
     let parts: Vec<_> = path.trim_end_matches("/status").rsplit('/').collect();
     format!("services/{}/{}", parts[2], parts[0])
+}
+
+/// The kind of what is made for a cluster, by the path of one.
+fn made(path: &str) -> Option<&'static str> {
+    let plural = path.rsplit('/').nth(1)?;
+    MADE.into_iter().find(|made| *made == plural)
 }
 
 /// The name at the end of a path.

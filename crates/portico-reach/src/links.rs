@@ -11,6 +11,7 @@ use portico_api::text::one_line;
 use portico_expose::services::APISERVER;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{NoEndpoints, RouteRow, RouteState};
+use portico_source::ManifestProblem;
 use serde::Serialize;
 
 /// Most characters of a finding, and of a remedy.
@@ -79,11 +80,18 @@ impl Link {
     }
 }
 
-/// The object itself.
-pub(crate) fn object(name: &str, cluster: Option<&Cluster>) -> Link {
+/// The object itself; `unread` says why there is none that can be read.
+pub(crate) fn object(name: &str, cluster: Option<&Cluster>, unread: Option<&ManifestProblem>) -> Link {
     const LINK: &str = "Cluster";
     let Some(cluster) = cluster else {
-        return Link::broken(LINK, format!("there is no Cluster {name}"), "kubectl get clusters lists them");
+        return match unread {
+            Some(problem) => {
+                Link::broken(LINK, format!("{name} cannot be read: {}", problem.message), &problem.remedy)
+            }
+            None => {
+                Link::broken(LINK, format!("there is no Cluster {name}"), "kubectl get clusters lists them")
+            }
+        };
     };
     if cluster.metadata.deletion_timestamp.is_some() {
         return Link::broken(LINK, format!("Cluster {name} is being deleted"), "");

@@ -1,6 +1,6 @@
 //! The objects read of a seed, and the chain of each of its clusters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use portico_expose::strategy::{self, FRONT};
 use portico_kube::Client;
 use portico_routes::route::RouteKey;
 use portico_routes::rows::{RouteRow, RouteState};
-use portico_source::{Object, list_objects};
+use portico_source::{ManifestProblem, Object, list_objects};
 use portico_sync::{Site, SiteSettings};
 
 use crate::chain::Chain;
@@ -41,6 +41,8 @@ pub struct SeedSnapshot {
     problems: Vec<Problem>,
     rows: BTreeMap<Box<str>, Vec<RouteRow>>,
     clusters: BTreeMap<Arc<str>, Cluster>,
+    /// Clusters that cannot be read, each with the reason.
+    unread: BTreeMap<Arc<str>, ManifestProblem>,
     doors: Doors,
     gateways: Gateways,
     load_balancers: LoadBalancers,
@@ -59,6 +61,10 @@ impl SeedSnapshot {
             _ => None,
         });
         let clusters = clusters.collect();
+        let unread = site.loaded.problems.iter().filter_map(|problem| {
+            let object = problem.object.as_ref().filter(|object| object.kind == Kind::Cluster)?;
+            Some((object.key.name.clone(), problem.clone()))
+        });
         let mut rows = BTreeMap::<Box<str>, Vec<RouteRow>>::new();
         for row in site.pipeline.rows() {
             rows.entry((*row.backend.service.namespace).into()).or_default().push(row);
@@ -66,6 +72,7 @@ impl SeedSnapshot {
         Ok(Self {
             doors: doors::recorded(&client, &site.originals, &site.loaded.problems, &clusters).await?,
             clusters,
+            unread: unread.collect(),
             problems: site.pipeline.problems().into_iter().collect(),
             rows,
             gateways: Gateways::find(&client, &front.service.namespace).await?,
@@ -75,7 +82,7 @@ impl SeedSnapshot {
         })
     }
 
-    /// The Clusters by name.
+    /// The Clusters that can be read, by name.
     pub fn clusters(&self) -> &BTreeMap<Arc<str>, Cluster> {
         &self.clusters
     }
@@ -114,17 +121,18 @@ impl SeedSnapshot {
         self.gateways.count()
     }
 
-    /// The Clusters by name, each with its links on the seed, up to the first that is broken.
+    /// All Clusters by name, each with its links on the seed, up to the first that is broken.
     pub async fn chains(&self) -> Vec<(&str, Chain)> {
         let answers = self.gateways.ask(&self.client, None).await;
-        let all = self.clusters.iter();
-        all.map(|(name, cluster)| (&**name, self.chain(&cluster.name(), &answers))).collect()
+        let all: BTreeSet<&str> =
+            self.clusters.keys().chain(self.unread.keys()).map(|name| &**name).collect();
+        all.into_iter().map(|name| (name, self.chain(&ClusterName::new(name), &answers))).collect()
     }
 
     fn chain(&self, name: &ClusterName, answers: &Answers) -> Chain {
         let mut found = Chain::default();
         let cluster = self.clusters.get(name.as_str());
-        found.push(links::object(name.as_str(), cluster));
+        found.push(links::object(name.as_str(), cluster, self.unread.get(name.as_str())));
         let Some(cluster) = cluster else { return found };
         if let Some(Err(why)) = self.doors.get(&cluster.metadata.name) {
             found.push(doors::unusable(why));
@@ -213,4 +221,48 @@ fn way_in(strategy: ExposeStrategy, rows: &[RouteRow]) -> Option<&RouteRow> {
         RouteKey::Port(_) => by_port,
         RouteKey::Authority(_) => false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use http_body_util::Full;
+    use hyper::body::Bytes;
+    use kube::client::Body;
+    use serde_json::json;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::cluster::read_cluster;
+
+    /// A seed of one Cluster, which cannot be read.
+    fn seed() -> Client {
+        let service = service_fn(|request: Request<Body>| async move {
+            let misfit = json!({"metadata": {"name": "a"}, "spec": {"auditLogging": "yes"}});
+            let answer = match request.uri().path() {
+                "/apis/kubermatic.k8c.io/v1/clusters" => json!({"metadata": {}, "items": [misfit]}),
+                "/apis/kubermatic.k8c.io/v1/clusters/a" => misfit,
+                _ => json!({"metadata": {}, "items": []}),
+            };
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(answer.to_string()))))
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_cannot_be_read_is_there_and_its_field_is_named() {
+        let front = Front { service: ObjectKey::new("portico", "portico"), sni_port: 6_443 };
+        let snapshot = SeedSnapshot::read(seed(), front, Duration::from_secs(60)).await.unwrap();
+        let (name, chain) = snapshot.chains().await.remove(0);
+        let expected = "a cannot be read: spec.auditLogging: invalid type";
+        assert_eq!(name, "a");
+        let one = snapshot.whole_chain(&ClusterName::new("a")).await;
+        for chain in [chain, one] {
+            assert!(chain.broken().unwrap().evidence.starts_with(expected), "{chain:?}");
+        }
+        let error = read_cluster(&seed(), "a").await.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("Cluster {expected}")), "{error}");
+    }
 }

@@ -11,13 +11,14 @@ use std::net::IpAddr;
 
 use kube::Resource;
 use kube::api::{DynamicObject, ObjectMeta};
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Cluster, ClusterCondition, ClusterStatus};
 use portico_api::configuration::KubermaticConfiguration;
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::exposed_cluster::ExposedCluster;
 use portico_api::meta::{Kind, ObjectKey, ObjectMeta as Metadata, ObjectRef};
 use portico_api::seed::Seed;
 use portico_api::service::Service;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -77,11 +78,37 @@ pub struct Unread {
     pub metadata: Metadata,
     /// Of a Service.
     pub cluster_ips: Vec<IpAddr>,
+    /// Of a Cluster.
+    status: Value,
+}
+
+impl Unread {
+    /// Takes over what can be read of the status of a Cluster. Controllers compare with it what they are about
+    /// to write: with an older one they would write it again and again.
+    pub fn read_status(&self, status: &mut ClusterStatus) {
+        let now = &self.status;
+        read_part(&now["address"], &mut status.address);
+        read_part(&now["namespaceName"], &mut status.namespace_name);
+        read_part(&now["extendedHealth"], &mut status.extended_health);
+        read_part(&now["phase"], &mut status.phase);
+        for (name, condition) in now["conditions"].as_object().into_iter().flatten() {
+            if let Ok(condition) = ClusterCondition::deserialize(condition) {
+                status.conditions.insert(name.as_str().into(), condition);
+            }
+        }
+    }
+}
+
+/// Replaces `part`, if it can be read.
+fn read_part<T: DeserializeOwned>(value: &Value, part: &mut T) {
+    if let Ok(read) = T::deserialize(value) {
+        *part = read;
+    }
 }
 
 impl<K> Served<K> {
     /// Where the object cannot be read, puts back what was read `last`, less the metadata that must be known
-    /// of it. Another object of the same name is no earlier version of this one.
+    /// of it, and the status of a Cluster. Another object of the same name is no earlier version of this one.
     pub fn keep_last_read(&mut self, last: Option<&Self>) {
         let Some(unread) = &self.unread else { return };
         let Some(Ok(last)) = last.map(|last| &last.object) else { return };
@@ -90,6 +117,9 @@ impl<K> Served<K> {
             let metadata = kept.metadata_mut();
             metadata.finalizers = unread.metadata.finalizers.clone();
             metadata.deletion_timestamp = unread.metadata.deletion_timestamp;
+            if let Object::Cluster(cluster) = &mut kept {
+                unread.read_status(&mut cluster.status);
+            }
             self.object = Ok(kept);
         }
     }
@@ -114,12 +144,13 @@ impl<'de, K: ServedKind> Deserialize<'de> for Served<K> {
         let known = ["name", "uid", "finalizers", "deletionTimestamp"];
         let known = known.map(|name| Some((name.to_owned(), value["metadata"].get(name)?.clone())));
         let cluster_ips = cluster_ips(&value);
+        let status = if K::KIND == Kind::Cluster { value["status"].clone() } else { Value::Null };
         let object = Object::from_value(K::KIND, value);
         let unread = object.as_ref().err().map(|why| {
             let metadata = Value::Object(known.into_iter().flatten().collect());
             // An API server has no object with other metadata.
             let metadata = serde_json::from_value(metadata).unwrap_or_default();
-            Box::new(Unread { why: why.clone(), metadata, cluster_ips })
+            Box::new(Unread { why: why.clone(), metadata, cluster_ips, status })
         });
         Ok(Self { meta, reference, object, unread, kind: PhantomData })
     }
@@ -214,6 +245,28 @@ mod tests {
         let unread = list[1].unread.as_ref().unwrap();
         assert_eq!(&*unread.metadata.finalizers[0], "x");
         assert_eq!(unread.cluster_ips, [IpAddr::from([192, 0, 2, 1])]);
+    }
+
+    #[test]
+    fn of_a_cluster_that_cannot_be_read_the_status_is_that_of_now_as_far_as_it_can_be_read() {
+        let served = |pause: Value, status: Value| -> Served<Cluster> {
+            let metadata = json!({"name": "a", "uid": "1"});
+            let cluster = json!({"metadata": metadata, "spec": {"pause": pause}, "status": status});
+            serde_json::from_value(cluster).unwrap()
+        };
+        let said = |reason: &str| json!({"status": "True", "reason": reason});
+        let before = json!({"namespaceName": "cluster-a", "phase": "Creating",
+            "conditions": {"One": said("Before"), "Two": said("Before")}});
+        let last = served(json!(true), before);
+        let now = json!({"namespaceName": "cluster-b", "phase": 7,
+            "conditions": {"One": said("Now"), "Two": "nonsense"}});
+        let mut unread = served(json!("no"), now);
+        unread.keep_last_read(Some(&last));
+        let Ok(Object::Cluster(cluster)) = &unread.object else { panic!("{:?}", unread.object) };
+        let reason = |name: &str| &*cluster.status.conditions[name].reason;
+        assert_eq!((reason("One"), reason("Two")), ("Now", "Before"));
+        assert_eq!((&*cluster.status.namespace_name, &*cluster.status.phase), ("cluster-b", "Creating"));
+        assert!(cluster.spec.pause);
     }
 
     #[test]

@@ -27,7 +27,6 @@ use portico_kube::apply::{Applied, ApplyError, apply};
 use portico_kube::error::describe;
 use portico_kube::events::{Events, Note, Severity};
 use portico_kube::leader::Leads;
-use portico_source::Object;
 use portico_source::served::{Served, ServedKind};
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -36,7 +35,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use crate::cache::{Cache, api};
-use crate::clusters::{ClusterWatch, Work};
+use crate::clusters::{ClusterWatch, Work, known, unreadable};
 use crate::follow::{drive, on_change, pause};
 use crate::installation::Installation;
 use crate::manager::Manager;
@@ -171,8 +170,9 @@ pub(crate) async fn run(manager: Manager, events: Events) {
 
 /// Makes the ExposedCluster of one Cluster as it should be.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
-    let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
-    let Some(wanted) = context.wanted(cluster).await else { return Ok(Action::await_change()) };
+    let Some(cluster) = known(&served) else { return Ok(Action::await_change()) };
+    let cluster = &*cluster;
+    let Some(wanted) = context.wanted(cluster, &served).await else { return Ok(Action::await_change()) };
     let (name, started) = (cluster.metadata.name.to_string(), Instant::now());
     let current = context.written.get("", &name);
     let api = api::<Written>(&context.client, "");
@@ -188,7 +188,9 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
                 context.written.written(object);
                 context.counters.wrote(Written::KIND);
             }
-            context.set(cluster, State::Written).await;
+            // As far as it was read.
+            let state = unreadable(&served).map_or(State::Written, |why| State::Refused(NOT_USABLE, why));
+            context.set(cluster, state).await;
             Ok(Action::await_change())
         }
         Err(error) => {
@@ -205,12 +207,13 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
 
 impl Context {
     /// The ExposedCluster as it should be. `None` while that is not known, or this replica does not write.
-    async fn wanted(&self, cluster: &Cluster) -> Option<Value> {
+    async fn wanted(&self, cluster: &Cluster, served: &Served<Cluster>) -> Option<Value> {
         let known = self.installation.seeds.is_known() && self.installation.configurations.is_known();
         if !self.leads.borrow().now() || !known || !self.written.is_known() {
             return None;
         }
-        let wanted = projection(cluster, &self.installation, None);
+        let never_read = served.object.as_ref().err().and_then(|_| unreadable(served));
+        let wanted = never_read.map_or_else(|| projection(cluster, &self.installation, None), Err);
         let wanted = wanted.map_err(|why| State::Refused(NOT_USABLE, why)).and_then(|wanted| {
             let recorded = self.written.get("", &cluster.metadata.name);
             match recorded.and_then(|seen| migration(cluster, &seen.value(), &wanted)) {

@@ -6,9 +6,9 @@
 //! objects that depend on NodePorts are planned again with those that the API server allocated. Nothing is
 //! written that is as it should be.
 //!
-//! A Cluster that must not be used as written keeps what it has. Each write stands for itself: a process that
-//! is killed between two of them leaves the rest to the next one. Where KKP's controllers run, nothing is
-//! written but the ExposedCluster.
+//! A Cluster that must not be used as written, or cannot be read, keeps what it has. Each write stands for
+//! itself: a process that is killed between two of them leaves the rest to the next one. Where KKP's
+//! controllers run, nothing is written but the ExposedCluster.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,14 +28,13 @@ use portico_expose::services::{APISERVER, EXPOSED};
 use portico_expose::strategy::FRONT;
 use portico_kube::cached::Cached;
 use portico_kube::watch::{labelled, progress};
-use portico_source::Object;
 use portico_source::served::Served;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::info;
 
 use crate::cache::{Cache, api};
-use crate::clusters::{LastWritten, Work};
+use crate::clusters::{LastWritten, Work, known, unreadable};
 use crate::contention::RepairBackoffs;
 use crate::controllers::exposed::{NOT_USABLE, follow_written};
 use crate::follow::{drive, on_change, pause};
@@ -78,6 +77,9 @@ const CONCURRENCY: u16 = 32;
 
 /// The name of the controller on Events.
 pub(crate) const CONTROLLER: &str = "portico-exposure";
+
+/// The reason of a Cluster that must not be used as written, or cannot be read.
+const INVALID: &str = "InvalidConfiguration";
 
 /// Why a Cluster stays as it is whose doors a newer operator has recorded.
 const NEWER_RECORD: &str = "NewerRecord";
@@ -185,7 +187,8 @@ pub(crate) async fn run(manager: Manager, settings: ExposureSettings) {
 
 /// Makes one cluster reachable.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
-    let Ok(Object::Cluster(cluster)) = &served.object else { return Ok(Action::await_change()) };
+    let Some(cluster) = known(&served) else { return Ok(Action::await_change()) };
+    let cluster = &*cluster;
     if !context.is_ready() || context.written.is_ahead_of(&served) {
         return Ok(Action::await_change());
     }
@@ -193,7 +196,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
         Kkp::Unknown => return Ok(Action::await_change()),
         Kkp::Present(deployment) => {
             context.observe(Some(deployment));
-            return beside_kkp(cluster, &context).await;
+            return beside_kkp(cluster, &served, &context).await;
         }
         Kkp::Absent => context.observe(None),
     }
@@ -207,14 +210,19 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
             Err(WriteError::NotLeading) => return Ok(Action::await_change()),
             Err(error) => return context.failed(cluster, None, error).await,
         }
-        let message = "the Cluster is paused: everything stays as it is".to_owned();
-        let paused = Reachability { exposed: true, reason: "Paused", message };
+        let paused = match unreadable(&served) {
+            Some(message) => Reachability { exposed: false, reason: INVALID, message },
+            None => {
+                let message = "the Cluster is paused: everything stays as it is".to_owned();
+                Reachability { exposed: true, reason: "Paused", message }
+            }
+        };
         report(cluster, &paused, false, &context.status, &context.events).await;
         return Ok(Action::await_change());
     }
     let started = Instant::now();
     let version = served.resource_version();
-    let outcome = match context.pass(cluster, version.as_deref()).await {
+    let outcome = match context.pass_over(cluster, &served).await {
         done @ Ok(Outcome::Done(_)) => done,
         // Also when the pass waits, stopped or failed, the EndpointSlices of the cluster's own load balancer
         // must have the gateway's present pods only.
@@ -235,7 +243,20 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
 }
 
 /// Writes the one object that is not KKP's. A condition would be a write beside KKP.
-async fn beside_kkp(cluster: &Cluster, context: &Context) -> Result<Action, WriteError> {
+async fn beside_kkp(
+    cluster: &Cluster,
+    served: &Served<Cluster>,
+    context: &Context,
+) -> Result<Action, WriteError> {
+    let not_usable = async |message| {
+        let not_usable = Reachability { exposed: false, reason: NOT_USABLE, message };
+        report(cluster, &not_usable, false, &context.status, &context.events).await;
+        Ok(Action::await_change())
+    };
+    let unreadable = unreadable(served);
+    if let (Err(_), Some(why)) = (&served.object, &unreadable) {
+        return not_usable(why.clone()).await;
+    }
     // A migration stays on record: when KKP is gone, it goes on.
     let migrating = match context.recorded(cluster) {
         Ok(doors) => doors.filter(|doors| doors.now.second.is_some()),
@@ -245,16 +266,12 @@ async fn beside_kkp(cluster: &Cluster, context: &Context) -> Result<Action, Writ
             return Ok(Action::await_change());
         }
     };
-    match context.write_exposed(cluster, migrating.as_ref()).await {
+    match context.write_exposed(cluster, migrating.as_ref()).await.map(|refused| unreadable.or(refused)) {
         Ok(None) => {
             context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
             Ok(Action::await_change())
         }
-        Ok(Some(message)) => {
-            let not_usable = Reachability { exposed: false, reason: NOT_USABLE, message };
-            report(cluster, &not_usable, false, &context.status, &context.events).await;
-            Ok(Action::await_change())
-        }
+        Ok(Some(message)) => not_usable(message).await,
         Err(error) => {
             // On record, so that the pauses grow.
             let reachability = reachability_after(&error);
@@ -284,7 +301,8 @@ impl Context {
     }
 
     /// Takes the next step of the migration, and then writes the status of a cluster after a pass. In this
-    /// order a step that fails writes one condition: two by turns would each trigger the next pass at once.
+    /// order a step that fails writes one condition: two by turns would each trigger the next pass at once. No
+    /// step follows from a pass that left something out.
     async fn conclude(
         &self,
         cluster: &Cluster,
@@ -292,6 +310,10 @@ impl Context {
         done: &Done,
     ) -> Result<Action, WriteError> {
         let address = Some(&done.exposure.plan.address);
+        if !done.whole {
+            self.mark(cluster, &done.reachability, address, false).await?;
+            return Ok(self.next(cluster));
+        }
         let step = match self.migrate(cluster, version, done).await {
             Err(WriteError::NotLeading) => return Ok(Action::await_change()),
             Err(error) if !error.is_conflict() => return self.failed(cluster, address, error).await,
@@ -398,6 +420,7 @@ fn names(resolved: mpsc::Receiver<String>) -> impl Stream<Item = Work> + Send {
 
 #[cfg(test)]
 mod tests {
+    use portico_api::cluster::EXPOSED;
     use serde_json::{Value, json};
     use tokio::time::sleep;
 
@@ -478,6 +501,74 @@ mod tests {
         assert!(!report.exposed && report.message.contains("nonsense"), "{report:?}");
         api.put_of("clusters", allowing("198.51.100.0/24"));
         until("the end of the trouble", &|| reports().is_empty()).await;
+    }
+
+    /// Cluster `a` with a field of a type that no Cluster has.
+    fn misfit() -> Value {
+        let mut cluster = allowing("203.0.113.0/24");
+        cluster["spec"]["auditLogging"] = "yes".into();
+        cluster
+    }
+
+    /// The condition of the one Cluster: status, reason and message.
+    fn said(api: &FakeApi) -> [String; 3] {
+        let condition = &api.all_of("clusters")[0]["status"]["conditions"][EXPOSED];
+        ["status", "reason", "message"].map(|field| condition[field].as_str().unwrap_or_default().to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_that_was_never_read_has_a_condition_an_event_and_a_place_in_the_metrics() {
+        let api = seed();
+        api.put_of("clusters", misfit());
+        let status = start(&api);
+        sleep(Duration::from_mins(5)).await;
+        let [holds, reason, message] = said(&api);
+        assert_eq!((&*holds, &*reason), ("False", "InvalidConfiguration"));
+        assert!(message.starts_with("Cluster a: spec.auditLogging cannot be read"), "{message}");
+        assert_eq!(api.reasons(), ["InvalidConfiguration"]);
+        let status = status.get();
+        let report = &status.clusters.unwrap().reports["a"];
+        assert!(!report.exposed && report.reason == "InvalidConfiguration", "{report:?}");
+        assert_eq!(status.controllers[CONTROLLER].writes["Cluster"], 1, "each triggers a pass");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_that_cannot_be_read_any_more_is_kept_as_it_was_read_and_its_condition_says_why() {
+        let api = seed();
+        api.apply_all();
+        let status = start(&api);
+        sleep(Duration::from_mins(1)).await;
+        let [_, before, _] = said(&api);
+        let services = api.all_of("services").len();
+        assert!(before == "NodePortPending" && services > 0, "{before}: {:?}", api.reasons());
+        let mut cluster = api.all_of("clusters").remove(0);
+        let readable = cluster.clone();
+        cluster["spec"] = misfit()["spec"].clone();
+        api.put_of("clusters", cluster);
+        sleep(Duration::from_mins(1)).await;
+        assert_eq!(said(&api)[1], "InvalidConfiguration");
+        api.delete("cluster-a/apiserver-external");
+        sleep(Duration::from_mins(5)).await;
+        assert_eq!(api.all_of("services").len(), services, "it is made anew");
+        let [holds, reason, message] = said(&api);
+        assert_eq!((&*holds, &*reason), ("False", "InvalidConfiguration"));
+        assert!(message.contains("spec.auditLogging"), "{message}");
+        assert_eq!(status.get().controllers[CONTROLLER].writes["Cluster"], 2);
+        api.put_of("clusters", readable);
+        sleep(Duration::from_mins(1)).await;
+        assert_eq!(said(&api)[1], before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beside_kkp_a_cluster_that_cannot_be_read_is_told_of() {
+        let (api, kkp) = (seed(), portico_api::kkp::DEPLOYMENT);
+        let selector = json!({"matchLabels": {"app.kubernetes.io/name": kkp}});
+        api.put_of("deployments", json!({"metadata": named(kkp), "spec": {"selector": selector}}));
+        api.put_of("clusters", misfit());
+        let status = start(&api);
+        sleep(Duration::from_mins(1)).await;
+        let report = status.get().clusters.unwrap().reports.remove("a").unwrap();
+        assert!(report.reason == "ClusterNotUsable" && report.message.contains("auditLogging"), "{report:?}");
     }
 
     #[test]

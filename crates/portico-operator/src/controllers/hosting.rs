@@ -24,7 +24,7 @@ use portico_source::Object;
 use portico_source::served::Served;
 use tokio::time::Instant;
 
-use crate::clusters::LastWritten;
+use crate::clusters::{LastWritten, known};
 use crate::condition::State;
 use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
@@ -123,15 +123,8 @@ pub(crate) async fn run(manager: Manager, settings: HostingSettings) {
 
 /// Makes one control plane.
 async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Result<Action, WriteError> {
-    let from_metadata;
-    let cluster = match (&served.object, &served.unread) {
-        (Ok(Object::Cluster(cluster)), _) => &**cluster,
-        (Err(_), Some(unread)) => {
-            from_metadata = Cluster::with_metadata(unread.metadata.clone());
-            &from_metadata
-        }
-        _ => return Ok(Action::await_change()),
-    };
+    let Some(cluster) = known(&served) else { return Ok(Action::await_change()) };
+    let cluster = &*cluster;
     if !context.is_ready() || context.written.is_ahead_of(&served) {
         return Ok(Action::await_change());
     }
@@ -181,7 +174,7 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
     }
 }
 
-/// Status of a Cluster that cannot be read. It gets no condition, because its present conditions are unknown.
+/// Status of a Cluster that cannot be read. It gets no condition here: `PorticoExposed` says it.
 fn unreadable(served: &Served<Cluster>) -> Option<State> {
     let why = &served.unread.as_ref()?.why;
     let message = format!(

@@ -131,6 +131,27 @@ async fn a_change_of_the_cluster_is_written_and_what_somebody_deleted_comes_back
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cluster_that_cannot_be_read_is_told_of_and_keeps_what_it_has_of_its_last_reading() {
+    let api = api(&["a"]);
+    let misfit = |name| {
+        let mut cluster = cluster(name, allowing("203.0.113.0/24"));
+        cluster["spec"]["auditLogging"] = "yes".into();
+        cluster
+    };
+    api.put_of("clusters", misfit("never-read"));
+    let world = World::start(&api);
+    world.until("the first", |world| world.report().written == 1 && world.report().refused == 1).await;
+    world.api.put_of("clusters", misfit("a"));
+    world.until("both", |world| world.report().refused == 2).await;
+    for (name, trouble) in world.report().troubles {
+        assert!(trouble.contains(&format!("Cluster {name}: spec.auditLogging cannot be read")), "{trouble}");
+    }
+    world.api.delete_of("exposedclusters", "a");
+    world.until("a new one", |world| !world.spec("a").is_null()).await;
+    assert!(world.spec("never-read").is_null());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_that_is_killed_between_two_writes_leaves_the_rest_to_the_next() {
     let api = api(&["a", "b", "c", "d", "e"]);
     api.refuse_writes_after(2);

@@ -379,7 +379,7 @@ mod tests {
             let exposure = exposure(scope, &found, 6_443).unwrap();
             let doors = Doors::new(&cluster, exposure.decision.strategy);
             let reachability = reachability(&exposure, &found);
-            let done = Done { reachability, doors, exposure, found };
+            let done = Done { reachability, doors, exposure, found, whole: true };
             let error = context.conclude(&cluster, None, &done).await.unwrap_err();
             assert_eq!(error.reason(), "WriteRefused");
             written.push(api.all_of("clusters").remove(0));

@@ -26,9 +26,10 @@ use portico_source::served::Served;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::NEWER_RECORD;
 use super::context::Context;
 use super::objects::node_ports_of;
+use super::{INVALID, NEWER_RECORD};
+use crate::clusters::unreadable;
 use crate::condition::one_text;
 use crate::write::WriteError;
 
@@ -49,6 +50,8 @@ pub(super) struct Done {
     pub(super) doors: Doors,
     pub(super) exposure: Exposure,
     pub(super) found: Found,
+    /// Whether the pass left nothing out.
+    pub(super) whole: bool,
 }
 
 /// A pass that ends before its first write.
@@ -57,12 +60,34 @@ fn stopped(exposed: bool, reason: &'static str, message: String) -> Outcome {
 }
 
 impl Context {
-    /// Makes everything of `cluster` as it should be. `version` is that of the Cluster as it was read.
-    /// Returns the status of `cluster` then.
-    pub(super) async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, WriteError> {
+    /// Makes everything of `cluster` as it should be, and says how it stands then. One that cannot be read as
+    /// it is now is kept as it was read last; if it was never read, as it is.
+    pub(super) async fn pass_over(
+        &self,
+        cluster: &Cluster,
+        served: &Served<Cluster>,
+    ) -> Result<Outcome, WriteError> {
+        let Some(why) = unreadable(served) else {
+            return self.pass(cluster, served.resource_version().as_deref()).await;
+        };
+        let refused = Reachability { exposed: false, reason: INVALID, message: why };
+        if served.object.is_err() {
+            return Ok(Outcome::Stopped(refused));
+        }
+        Ok(match self.pass(cluster, None).await? {
+            Outcome::Waits => Outcome::Waits,
+            Outcome::Stopped(_) => Outcome::Stopped(refused),
+            Outcome::Done(done) => {
+                Outcome::Done(Box::new(Done { reachability: refused, whole: false, ..*done }))
+            }
+        })
+    }
+
+    /// `version` is that of the Cluster as it was read; `None` if it is another one by now.
+    async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, WriteError> {
         let name = &*cluster.metadata.name;
         let seeds = self.installation.seeds.seeds();
-        let refused = |message| stopped(false, "InvalidConfiguration", message);
+        let refused = |message| stopped(false, INVALID, message);
         let configuration = match self.installation.configurations.one() {
             Ok(Some(configuration)) => configuration,
             Ok(None) => {
@@ -148,7 +173,7 @@ impl Context {
         // does the end of `PATIENCE`.
         Ok(if name_known {
             let reachability = reachability(&wanted, &found);
-            Outcome::Done(Box::new(Done { reachability, doors, exposure: wanted, found }))
+            Outcome::Done(Box::new(Done { reachability, doors, exposure: wanted, found, whole: true }))
         } else {
             Outcome::Waits
         })
@@ -214,6 +239,8 @@ impl Context {
         wanted: &Exposure,
         recorded: Option<IpAddr>,
     ) -> Result<(), WriteError> {
+        // The Cluster of now may name one.
+        let Some(version) = version else { return Ok(()) };
         let decision = wanted.decision;
         let mut spec = json!({});
         if decision.decided_by != DecidedBy::Cluster {
