@@ -5,10 +5,10 @@
 //! name that is too long is shortened. The admin port is never published. At a cloud's listener limit, new
 //! Services wait. A Service that would be left without ports keeps those it has.
 //!
-//! - The shared listeners come first, then the ports of control planes, then the others. Of each of these
-//!   two, the ports that are published already come first, and then the eldest.
-//! - Of the others, a namespace has [`MAX_PORTS_OF_NAMESPACE`]. Every port takes one of the seed's node ports
-//!   and a listener, and who may write Services in one namespace must not take those of clusters to come.
+//! - The shared listeners come first, then the ports that are published already, then those of control
+//!   planes, then the others by age.
+//! - Of the others no more are published for a namespace that has [`MAX_PORTS_OF_NAMESPACE`]. Every port
+//!   takes one of the seed's node ports and a listener: those of one namespace must not take all there are.
 //! - A NodePort that is published for another Service, or is the SNI, tunnel or admin port, waits.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +33,8 @@ pub const TUNNEL_PORT: u16 = 8_088;
 /// Port of the gateway's admin server. KKP publishes it; Portico never does.
 pub const ADMIN_PORT: u16 = 8_002;
 
-/// Most ports published for one namespace, beside those of a control plane. KKP's clusters have none or one.
+/// From so many ports of one namespace on, no more are published, beside those of a control plane. KKP's
+/// clusters have none or one.
 pub const MAX_PORTS_OF_NAMESPACE: usize = 50;
 
 /// Longest name of a Service port: a DNS label.
@@ -104,6 +105,8 @@ struct Wanted<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     node_port: u16,
+    /// It is published now.
+    is_published: bool,
     /// It is the way to a control plane.
     is_of_control_plane: bool,
 }
@@ -125,11 +128,12 @@ pub fn plan_front_ports<'a>(
     let limit = settings.listener_limit.unwrap_or(usize::MAX);
     let mut waiting = Vec::new();
     let mut others: BTreeMap<&str, usize> = BTreeMap::new();
-    for Wanted { service, port, node_port, is_of_control_plane } in in_order(current, services, settings) {
+    for wanted in in_order(current, services, settings) {
+        let Wanted { service, port, node_port, is_published, is_of_control_plane } = wanted;
         let of_namespace = others.entry(&service.metadata.namespace).or_default();
         let why = if by_number.contains_key(&node_port) || node_port == ADMIN_PORT {
             Some(WhyWaiting::NumberTaken)
-        } else if !is_of_control_plane && *of_namespace >= MAX_PORTS_OF_NAMESPACE {
+        } else if !is_published && !is_of_control_plane && *of_namespace >= MAX_PORTS_OF_NAMESPACE {
             Some(WhyWaiting::NamespaceLimit)
         } else if by_number.len() >= limit {
             Some(WhyWaiting::ListenerLimit)
@@ -173,10 +177,9 @@ fn front_port(name: Box<str>, number: u16) -> ServicePort {
     }
 }
 
-/// The NodePorts to publish: those of control planes, then the others. Of each group, first those that are
-/// published now, then by age. A Service without an age counts
-/// as youngest. Equals are ordered by UID and name, as in the route table, so that the order of a watch makes
-/// no difference.
+/// The NodePorts to publish: first those that are published now, then those of control planes, then the
+/// others, each group by age. A Service without an age counts as youngest. Equals are ordered by UID and
+/// name, as in the route table, so that the order of a watch makes no difference.
 fn in_order<'a>(
     current: &[ServicePort],
     services: impl IntoIterator<Item = &'a Service>,
@@ -185,18 +188,21 @@ fn in_order<'a>(
     let mut services: Vec<&Service> =
         services.into_iter().filter(|service| is_published(service, settings)).collect();
     services.sort_by(|a, b| age(a).cmp(&age(b)));
+    let published: BTreeSet<u16> = current.iter().map(|port| port.port).collect();
+    let published = &published;
     let ports = |service: &'a Service| {
         let mut is_of_control_plane = is_of_control_plane(service);
         let numbered = move |port: &'a ServicePort| {
             let node_port = port.node_port?;
-            Some(Wanted { service, port, node_port, is_of_control_plane: take(&mut is_of_control_plane) })
+            let is_published = published.contains(&node_port);
+            let is_of_control_plane = take(&mut is_of_control_plane);
+            Some(Wanted { service, port, node_port, is_published, is_of_control_plane })
         };
         service.spec.ports.iter().filter(|port| port.protocol == Protocol::TCP).filter_map(numbered)
     };
     let mut wanted: Vec<Wanted<'a>> = services.into_iter().flat_map(ports).collect();
-    let published: BTreeSet<u16> = current.iter().map(|port| port.port).collect();
     // Stable: every group stays ordered by age.
-    wanted.sort_by_key(|wanted| (!wanted.is_of_control_plane, !published.contains(&wanted.node_port)));
+    wanted.sort_by_key(|wanted| (!wanted.is_published, !wanted.is_of_control_plane));
     wanted
 }
 
@@ -430,27 +436,24 @@ mod tests {
     }
 
     #[test]
-    fn a_new_control_plane_is_published_before_what_else_a_namespace_has() {
-        let settings = settings(Some(10));
-        let full = plan_front_ports(&[], [&many("web", 40)], &settings);
-        assert_eq!(full.used, 10);
+    fn what_is_published_stays_and_a_new_control_plane_comes_before_what_else_is_new() {
+        let published = plan_front_ports(&[], [&many("web", 50)], &settings(None));
         let new = [
             service("cluster-new", "apiserver-external", 2_009, "NodePort", 30_001),
-            service("cluster-new", "konnectivity-server", 2_009, "NodePort", 30_002),
             // Only the namespace of a cluster has a control plane.
-            service("default", "apiserver-external", 2_009, "NodePort", 30_003),
+            service("default", "apiserver-external", 2_000, "NodePort", 30_003),
         ];
-        let plan = plan_front_ports(&full.ports, new.iter().chain([&many("web", 40)]), &settings);
-        assert_eq!(
-            names(&plan)[6..],
-            [
-                "cluster-new-apiserver-external-30001",
-                "cluster-new-konnectivity-server-30002",
-                "sni-listener",
-                "tunneling-listener"
-            ]
-        );
-        assert!(!plan_front_ports(&plan.ports, new.iter().chain([&many("web", 40)]), &settings).changed);
+        let services = || new.iter().chain([&many("web", 75)]).cloned().collect::<Vec<_>>();
+        let plan = plan_front_ports(&published.ports, &services(), &settings(Some(53)));
+        assert_eq!(plan.used, 53);
+        assert!(names(&plan).contains(&"cluster-new-apiserver-external-30001"), "{:?}", plan.waiting);
+        assert_eq!(plan.waiting.len(), 25 + 1);
+        // More than a namespace would get today.
+        let many_published = ServicePort { node_port: None, ..published.ports[0].clone() };
+        let numbered = |port| ServicePort { port, ..many_published.clone() };
+        let current: Vec<_> = (31_000..31_060).map(numbered).collect();
+        let plan = plan_front_ports(&current, &services(), &settings(None));
+        assert_eq!((plan.used, plan.waiting.len()), (2 + 60 + 2, 15));
     }
 
     #[test]

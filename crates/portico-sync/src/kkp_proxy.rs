@@ -20,10 +20,7 @@ use portico_api::problem::{Problem, Severity};
 use portico_api::seed::Seed;
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 use portico_expose::doors::Doors;
-use portico_expose::front::{
-    ADMIN_PORT, FrontPlan, FrontSettings, MAX_PORTS_OF_NAMESPACE, SNI_PORT, TUNNEL_PORT, Waiting, WhyWaiting,
-    plan_front_ports,
-};
+use portico_expose::front::{ADMIN_PORT, FrontSettings, SNI_PORT, TUNNEL_PORT, plan_front_ports};
 use portico_expose::projection::exposed_cluster;
 use portico_routes::rows::{RouteRow, RouteState};
 use portico_source::Object;
@@ -230,7 +227,7 @@ impl KkpProxy {
             namespace: None,
         };
         let current = &front.spec.ports;
-        let FrontPlan { ports: planned, waiting, .. } = plan_front_ports(current, &self.exposed, &settings);
+        let planned = plan_front_ports(current, &self.exposed, &settings).ports;
         let numbers = |ports: &[ServicePort]| ports.iter().map(|port| port.port).collect::<BTreeSet<u16>>();
         let (now, then) = (numbers(current), numbers(&planned));
         let mut found = vec![warning(
@@ -252,8 +249,17 @@ impl KkpProxy {
                     "if the cloud's health check asks it, point that at a port that stays".into(),
                 )
             } else {
-                let is_it = |it: &&Waiting| it.node_port == *port && it.why == WhyWaiting::NamespaceLimit;
-                lost_port(object.clone(), *port, waiting.iter().find(is_it))
+                Problem {
+                    severity: Severity::Error,
+                    ..warning(
+                        "front-port-lost",
+                        object.clone(),
+                        format!(
+                            "port {port} is published, and would not be any more: no exposed Service has it"
+                        ),
+                        "see which clients use it, and expose its Service".into(),
+                    )
+                }
             });
         }
         for port in then.difference(&now) {
@@ -412,19 +418,6 @@ fn lost_route(key: &str, upstream: &Upstream) -> Problem {
 
 fn warning(reason: &'static str, object: ObjectRef, message: String, remedy: String) -> Problem {
     Problem { severity: Severity::Warning, reason, object, field: String::new(), message, remedy }
-}
-
-/// That `port` would leave the Service in front. `one_too_many` has it, in a namespace with enough others.
-fn lost_port(object: ObjectRef, port: u16, one_too_many: Option<&Waiting>) -> Problem {
-    let (why, remedy) = match one_too_many {
-        Some(Waiting { service, .. }) => (
-            format!("of Service {service} the namespace has {MAX_PORTS_OF_NAMESPACE} others"),
-            "expose some of its Services by SNI, or not at all",
-        ),
-        None => ("no exposed Service has it".to_owned(), "see which clients use it, and expose its Service"),
-    };
-    let message = format!("port {port} is published, and would not be any more: {why}");
-    Problem { severity: Severity::Error, ..warning("front-port-lost", object, message, remedy.into()) }
 }
 
 /// The order in which KKP looks at Services.

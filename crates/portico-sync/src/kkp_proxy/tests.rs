@@ -233,26 +233,6 @@ fn the_front_service_keeps_its_ports_but_for_the_admin_port() {
 }
 
 #[test]
-fn a_port_that_is_one_too_many_of_its_namespace_is_named_as_lost() {
-    let front: Vec<String> = (1..=51)
-        .map(|age| format!("  - {{name: p{age}, port: 310{age:02}, targetPort: 310{age:02}}}"))
-        .collect();
-    let front = KKP_FRONT.split_inclusive("ports:\n").next().unwrap().to_owned() + &front.join("\n") + "\n";
-    let ports: Vec<String> = (1..=51).map(|n| format!("{{port: {n}, nodePort: 310{n:02}}}")).collect();
-    let many = service("x", "many", 1, NODE_PORT, "NodePort", true);
-    let start = many.find("  ports: [").unwrap();
-    let end = start + many[start..].find('\n').unwrap();
-    let many = format!("{}  ports: [{}]{}", &many[..start], ports.join(", "), &many[end..]);
-    let found = differences(&[front, many]);
-    let lost: Vec<_> = found.iter().filter(|line| line.starts_with("error front-port-lost")).collect();
-    assert_eq!(lost.len(), 1, "{found:#?}");
-    assert!(
-        lost[0].contains("port 31051 is published, and would not be any more: of Service x/many"),
-        "{lost:?}"
-    );
-}
-
-#[test]
 fn clusters_that_gateways_cannot_know_are_named_once() {
     let text = CONFIGURATION.to_owned() + &cluster("a", "NodePort") + &cluster("b", "Tunneling");
     let mut objects = read_text_as(Path::new("seed.yaml"), &text).objects;
