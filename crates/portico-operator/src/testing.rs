@@ -1,8 +1,8 @@
 //! An API server in memory, for tests of controllers on a paused clock.
 //!
 //! It lists and watches the kinds in [`PLURALS`], merge-patches Services and the status of Clusters, applies
-//! ExposedClusters, refuses Namespaces unless it is told to apply everything, keeps Leases and collects Events.
-//! Tests beside a real API server are in `tests/`.
+//! ExposedClusters, refuses Namespaces unless it is told to apply everything, keeps Leases and collects
+//! Events. Tests beside a real API server are in `tests/`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;

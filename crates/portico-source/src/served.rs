@@ -83,8 +83,8 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// Takes over what can be read of the status of a Cluster. Controllers compare with it what they are about
-    /// to write: with an older one they would write it again and again.
+    /// Takes over what can be read of the status of a Cluster. Controllers compare with it what they are
+    /// about to write: with an older one they would write it again and again.
     pub fn read_status(&self, status: &mut ClusterStatus) {
         let now = &self.status;
         read_part(&now["address"], &mut status.address);

@@ -301,8 +301,8 @@ impl Context {
     }
 
     /// Takes the next step of the migration, and then writes the status of a cluster after a pass. In this
-    /// order a step that fails writes one condition: two by turns would each trigger the next pass at once. No
-    /// step follows from a pass that left something out.
+    /// order a step that fails writes one condition: two by turns would each trigger the next pass at once.
+    /// No step follows from a pass that left something out.
     async fn conclude(
         &self,
         cluster: &Cluster,
