@@ -59,6 +59,8 @@ pub struct Found {
     pub gateways: BTreeSet<IpAddr>,
     /// Addresses of the load balancer in front of the gateway.
     pub front: Vec<Ingress>,
+    /// Ports of that load balancer; `None` while it does not exist.
+    pub front_ports: Option<BTreeSet<u16>>,
     /// Why the name of the cluster could not be resolved.
     pub dns_error: Option<String>,
     /// Why the name of the second door could not be resolved.

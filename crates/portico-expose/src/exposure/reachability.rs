@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use portico_api::annotations::ENDPOINTS;
+use portico_api::strategy::ExposeStrategy;
 
 use super::{Exposure, Found, known_by_second, text};
 use crate::inputs::Ingress;
@@ -72,6 +73,13 @@ fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Reachability {
         return Reachability::no("NameNotResolved", format!("{name}: {why}{remedy}"));
     }
     let url = &address.url;
+    if let Some(port) = unpublished(plan, found) {
+        let message = format!(
+            "{url}: the load balancer in front does not publish port {port}; if this stays, its condition \
+             portico.k8c.io/Published says why: kubectl describe the front Service"
+        );
+        return Reachability::no("PortNotPublished", message);
+    }
     if found.no_endpoints {
         // The door is there, and what is behind it is not this controller's.
         let message = format!(
@@ -90,6 +98,15 @@ fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Reachability {
         return Reachability { exposed: true, reason: "NameLeadsElsewhere", message };
     }
     Reachability { exposed: true, reason: "Exposed", message: format!("reached at {url}") }
+}
+
+/// The NodePort by which users come through the load balancer in front, if that does not have it.
+fn unpublished(plan: &Plan, found: &Found) -> Option<u16> {
+    let by_front =
+        plan.answered_by == AnsweredBy::Gateway && plan.decision.strategy == ExposeStrategy::NodePort;
+    let port = plan.address.port.filter(|_| by_front)?;
+    let ports = found.front_ports.as_ref()?;
+    (!ports.contains(&port)).then_some(port)
 }
 
 /// Where the name of the cluster should lead, as far as that is known.

@@ -204,6 +204,26 @@ fn how_it_stands_names_what_is_missing_and_what_to_do() {
 }
 
 #[test]
+fn a_cluster_whose_port_the_load_balancer_in_front_does_not_publish_is_not_reached() {
+    let reason = |spec: &str, found: &Found| {
+        let reachability = reachability(&exposed(&cluster(spec), found), found);
+        (reachability.exposed, reachability.reason)
+    };
+    let by_port = r#"{"exposeStrategy": "NodePort"}"#;
+    let mut found = allocated();
+    found.known.resolved = vec!["203.0.113.1".parse().unwrap()];
+    assert_eq!(reason(by_port, &found), (true, "Exposed"), "there is no load balancer to ask");
+    found.front_ports = Some([6_443, 31_002].into());
+    assert_eq!(reason(by_port, &found), (false, "PortNotPublished"));
+    for other in ["Tunneling", "LoadBalancer"] {
+        let spec = format!(r#"{{"exposeStrategy": "{other}"}}"#);
+        assert_ne!(reason(&spec, &found).1, "PortNotPublished", "{other}");
+    }
+    found.front_ports = Some([6_443, 31_001].into());
+    assert_eq!(reason(by_port, &found), (true, "Exposed"));
+}
+
+#[test]
 fn a_port_that_somebody_added_to_the_load_balancer_does_not_lead_to_the_gateway() {
     let cluster = cluster(r#"{"exposeStrategy": "LoadBalancer"}"#);
     let ports = [31_001, 31_002, 8_002, 6_443, 8_088, 31_003]

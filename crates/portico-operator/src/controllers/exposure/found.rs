@@ -14,7 +14,7 @@ use portico_expose::strategy::FRONT;
 use serde_json::Value;
 
 use super::context::Context;
-use super::objects::{addresses_of, node_ports_of};
+use super::objects::{addresses_of, node_ports_of, ports_of};
 use crate::write::is_terminating;
 
 impl Context {
@@ -29,7 +29,9 @@ impl Context {
         found.known.node_ips.clone_from(&self.settings.node_ips);
         let front = &self.settings.front;
         if let Some(front) = self.services.get(&front.namespace, &front.name) {
-            found.front = Ingress::of_service(&front.value());
+            let front = front.value();
+            found.front = Ingress::of_service(&front);
+            found.front_ports = Some(ports_of(&front));
         }
         for name in EXPOSED {
             let Some(service) = service(name) else { continue };

@@ -1,5 +1,6 @@
 //! What Services and EndpointSlices say: ports and addresses.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use portico_expose::exposure::NodePorts;
@@ -14,6 +15,12 @@ pub(super) fn node_ports_of(name: &str, service: &Value) -> NodePorts {
             Some(((name.into(), port["name"].as_str().unwrap_or_default().into()), number))
         })
         .collect()
+}
+
+/// The ports at which a Service is reached by its own addresses.
+pub(super) fn ports_of(service: &Value) -> BTreeSet<u16> {
+    let ports = service.pointer("/spec/ports").and_then(Value::as_array).into_iter().flatten();
+    ports.filter_map(|port| u16::try_from(port["port"].as_u64()?).ok()).collect()
 }
 
 /// The addresses of an EndpointSlice that are ready.
@@ -33,4 +40,18 @@ fn addresses(slice: &Value, which: impl Fn(&Value) -> bool) -> impl Iterator<Ite
         .filter(move |endpoint| which(endpoint))
         .flat_map(|endpoint| endpoint["addresses"].as_array().into_iter().flatten())
         .filter_map(|address| address.as_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_service_has_the_ports_of_its_address_and_not_those_of_nodes() {
+        let ports = json!([{"port": 6_443, "nodePort": 31_001}, {"port": 31_002, "targetPort": 8_132}]);
+        assert_eq!(ports_of(&json!({"spec": {"ports": ports}})), [6_443, 31_002].into());
+        assert_eq!(ports_of(&json!({"spec": {}})), [].into());
+    }
 }
