@@ -47,6 +47,11 @@ pub(crate) fn one_text(problems: &[Problem]) -> String {
     }
 }
 
+/// A message as it is shown, also in the log: on one line, and of bounded length.
+pub(crate) fn shown(message: &str) -> String {
+    one_line(message, LONGEST)
+}
+
 /// The new condition after `before`, and whether it differs.
 ///
 /// As in KKP, whose schema asks for its version too.
@@ -56,7 +61,7 @@ pub(crate) fn condition(
     reason: &str,
     message: &str,
 ) -> (Value, bool) {
-    let message = one_line(message, LONGEST);
+    let message = shown(message);
     let status = if holds { "True" } else { "False" };
     let same = before.is_some_and(|before| {
         &*before.status == status && &*before.reason == reason && *before.message == *message

@@ -25,6 +25,7 @@ use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
+use crate::condition::shown;
 use crate::status::{StatusHandle, WatchStatus};
 use crate::work_counters::{Queue, WorkCounters};
 
@@ -41,8 +42,8 @@ pub(crate) fn keep_last_read<K: ServedKind>(event: &mut watcher::Event<Served<K>
     let last = store.get(&ObjectRef::from_obj(served));
     served.keep_last_read(last.as_deref());
     if let Some(unread) = &served.unread {
-        let (object, error) = (&served.reference, &unread.why);
-        warn!(%object, %error, "cannot be read; its last readable version stays");
+        let (object, error) = (&served.reference, shown(&unread.why.to_string()));
+        warn!(%object, error, "cannot be read; its last readable version stays");
     }
 }
 

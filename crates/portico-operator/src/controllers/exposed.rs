@@ -36,6 +36,7 @@ use tracing::{debug, warn};
 
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, Work, known, unreadable};
+use crate::condition::shown;
 use crate::follow::{drive, on_change, pause};
 use crate::installation::Installation;
 use crate::manager::Manager;
@@ -255,6 +256,7 @@ impl Context {
             Some((reason, text)) => (reason, text, Severity::Warning),
             None => ("ExposedClusterWritten", "The ExposedCluster is as it should be", Severity::Normal),
         };
+        let text = &*shown(text);
         let troubled = self.status.update(|status| status.exposed_clusters.troubles.len());
         match severity {
             Severity::Warning if troubled <= MAX_LOGGED => warn!(cluster = name, reason, "{text}"),

@@ -426,8 +426,10 @@ fn names(resolved: mpsc::Receiver<String>) -> impl Stream<Item = Work> + Send {
 #[cfg(test)]
 mod tests {
     use portico_api::cluster::EXPOSED;
+    use portico_lab::log_lines::LogLines;
     use serde_json::{Value, json};
     use tokio::time::sleep;
+    use tracing::Level;
 
     use super::*;
     use crate::status::StatusHandle;
@@ -535,6 +537,19 @@ mod tests {
         let report = &status.clusters.unwrap().reports["a"];
         assert!(!report.exposed && report.reason == "InvalidConfiguration", "{report:?}");
         assert_eq!(status.controllers[CONTROLLER].writes["Cluster"], 1, "each triggers a pass");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_log_has_no_more_of_what_somebody_wrote_than_the_condition() {
+        let (lines, _collects) = LogLines::collect(|line| *line.level() == Level::WARN);
+        let api = seed();
+        let mut cluster = allowing("203.0.113.0/24");
+        cluster["spec"]["pause"] = "x".repeat(25 * 1_024).into();
+        api.put_of("clusters", cluster);
+        let _status = start(&api);
+        sleep(Duration::from_mins(1)).await;
+        let longest = lines.messages().iter().map(String::len).max();
+        assert!(longest.is_some_and(|longest| (2_000..2_100).contains(&longest)), "{longest:?}");
     }
 
     #[tokio::test(start_paused = true)]

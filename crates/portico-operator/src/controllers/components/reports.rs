@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::context::Context;
 use crate::cache::api;
-use crate::condition::{State, condition_after};
+use crate::condition::{State, condition_after, shown};
 use crate::installation::reference;
 use crate::status::SeedReport;
 use crate::write::{DEFINITION_OUTDATED, RequestError, WriteError, must_lead, request};
@@ -78,7 +78,7 @@ impl Context {
 
     /// An Event on the Seed, and a line in the log.
     pub(super) async fn tell(&self, seed: &Seed, severity: Severity, reason: &str, text: &str) {
-        let key = seed.metadata.key();
+        let (key, text) = (seed.metadata.key(), &*shown(text));
         match severity {
             Severity::Normal => info!(seed = %key, reason, "{text}"),
             Severity::Warning => warn!(seed = %key, reason, "{text}"),

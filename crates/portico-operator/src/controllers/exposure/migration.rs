@@ -30,7 +30,7 @@ use super::context::Context;
 use super::gateways::{counted, routed};
 use super::pass::Done;
 use crate::cache::api;
-use crate::condition::write_condition;
+use crate::condition::{shown, write_condition};
 use crate::controllers::exposed::reference;
 use crate::write::{WriteError, must_lead};
 
@@ -186,7 +186,7 @@ impl Context {
 
     /// Says in log and Event that a migration went on.
     async fn tell_state(&self, cluster: &Cluster, next: &Next) {
-        let text = next.to_string();
+        let text = shown(&next.to_string());
         let reason = event_reason(next.now);
         info!(cluster = &*cluster.metadata.name, reason, "{text}");
         let note = Note { severity: Severity::Normal, reason, action: "MigrateCluster", text: &text };

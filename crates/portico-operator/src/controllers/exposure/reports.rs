@@ -6,6 +6,7 @@ use portico_expose::exposure::Reachability;
 use portico_kube::events::{Events, Note, Severity};
 use tracing::{debug, warn};
 
+use crate::condition::shown;
 use crate::controllers::exposed::reference;
 use crate::status::{ClusterInfo, ClusterReport, StatusHandle};
 use crate::write::PUT_BACK;
@@ -23,6 +24,7 @@ pub(super) async fn report(
 ) {
     let name = &*cluster.metadata.name;
     let Reachability { exposed, reason, message } = reachability;
+    let message = &shown(message);
     let troubled = status.clusters(|clusters| {
         let before = clusters.reports.get(name);
         let failures = before.map_or(0, |before| before.failures);

@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::context::{ACTION, AUTHORITIES_END, CONTROL_PLANES, Context};
 use super::health::{self, Health};
-use crate::condition::{State, condition, condition_after};
+use crate::condition::{State, condition, condition_after, shown};
 use crate::controllers::exposed::reference;
 use crate::write::{WriteError, has_condition, must_lead, request};
 
@@ -44,6 +44,7 @@ impl Context {
     pub(super) async fn record(&self, cluster: &Cluster, state: &State, failed: bool) {
         let name = &*cluster.metadata.name;
         let State { ready, reason, message } = state;
+        let message = &shown(message);
         let troubled =
             self.status.part(CONTROL_PLANES, |planes| planes.record(name, (*ready, reason, message), failed));
         let Some(troubled) = troubled else { return };
@@ -142,15 +143,77 @@ fn status(cluster: &Cluster, state: &State, health: Option<&Health>, failed: boo
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use jiff::{SignedDuration, Timestamp};
+    use portico_kube::events::Events;
+    use portico_kube::leader::Leads;
+    use portico_lab::log_lines::LogLines;
+    use portico_pki::KeyKind;
+    use tokio::sync::watch as channel;
+    use tracing::Level;
+
     use super::*;
+    use crate::cache::Cache;
+    use crate::clusters::{ClusterWatch, LastWritten};
+    use crate::controllers::hosting::CONTROLLER;
+    use crate::controllers::hosting::alarms::Alarms;
+    use crate::controllers::hosting::context::HostingSettings;
+    use crate::installation::Installation;
+    use crate::kkp::KkpWatch;
+    use crate::status::StatusHandle;
+    use crate::testing::FakeApi;
+    use crate::work_counters::WorkCounters;
+
+    /// The context of a replica that knows nothing.
+    fn context(api: &FakeApi) -> Context {
+        let (client, status) = (api.client(), StatusHandle::default());
+        let installation = Installation::new(&client, &status, true).0;
+        Context {
+            settings: HostingSettings {
+                plan: portico_hosting::Settings::default(),
+                namespace: "portico".to_owned(),
+                keys: KeyKind::EcdsaP256,
+                clock: Timestamp::now,
+                alarm_period: Duration::MAX,
+                deletion_patience: SignedDuration::MAX,
+            },
+            clusters: ClusterWatch::new(&client, &status).0,
+            exposed: Arc::new(Cache::new().0),
+            kinds: Vec::new(),
+            pods: Arc::new(Cache::new().0),
+            alarms: Alarms::default(),
+            kkp: KkpWatch::new(&client, &installation, &status).0,
+            installation,
+            leads: channel::channel(Leads::default()).1,
+            events: Events::new(client.clone(), CONTROLLER, "this"),
+            counters: WorkCounters::new(CONTROLLER, &status),
+            status,
+            backoffs: Mutex::default(),
+            written: LastWritten::default(),
+            client,
+        }
+    }
+
+    fn cluster(conditions: Value) -> Cluster {
+        let status = json!({"phase": "Creating", "conditions": conditions});
+        serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).unwrap_or_default()
+    }
+
+    #[tokio::test]
+    async fn the_log_has_no_more_of_what_somebody_wrote_than_the_condition() {
+        let (lines, _collects) = LogLines::collect(|line| *line.level() == Level::WARN);
+        let state = State::bad("InvalidConfiguration", "x".repeat(50_000));
+        context(&FakeApi::default()).record(&cluster(json!({})), &state, false).await;
+        assert_eq!(lines.messages().iter().map(|line| line.chars().count()).collect::<Vec<_>>(), [2_001]);
+    }
 
     #[test]
     fn a_pass_that_fails_again_writes_nothing_for_another_text() {
         let (before, _) = condition(None, false, "WriteRefused", "from port 53422");
         let conditions = json!({CONTROL_PLANE_READY: before});
-        let cluster = json!({"metadata": {"name": "a"},
-            "status": {"phase": "Creating", "conditions": conditions}});
-        let cluster: Cluster = serde_json::from_value(cluster).unwrap();
+        let cluster = cluster(conditions);
         let state = State::bad("WriteRefused", "from port 53423".to_owned());
         assert_eq!(status(&cluster, &state, None, true), None);
         assert!(status(&cluster, &state, None, false).is_some());

@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use super::context::{Context, USER_CLUSTERS};
 use super::subject::{NOT_EXPOSED, Readiness};
-use crate::condition::write_condition;
+use crate::condition::{shown, write_condition};
 use crate::controllers::exposed::reference;
 use crate::write::RequestError;
 
@@ -30,6 +30,7 @@ impl Context {
         }
         let failed = readiness.failed || written.is_err();
         let Readiness { ready, reason, message, .. } = readiness;
+        let message = &shown(message);
         let Some(troubled) = self.record(&cluster.metadata.name, readiness, failed) else { return failed };
         if EXPECTED.contains(reason) {
             return failed;
@@ -51,7 +52,8 @@ impl Context {
         if readiness.failed {
             self.counters.failed(reason);
         }
-        self.status.part(USER_CLUSTERS, |clusters| clusters.record(name, (*ready, reason, message), failed))
+        let says = (*ready, *reason, &*shown(message));
+        self.status.part(USER_CLUSTERS, |clusters| clusters.record(name, says, failed))
     }
 
     async fn write_condition(&self, cluster: &Cluster, readiness: &Readiness) -> Result<(), RequestError> {
