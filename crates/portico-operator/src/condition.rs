@@ -52,6 +52,22 @@ pub(crate) fn shown(message: &str) -> String {
     one_line(message, LONGEST)
 }
 
+/// Whether a condition says this.
+pub(crate) fn says(
+    condition: Option<&ClusterCondition>,
+    (holds, reason, message): (bool, &str, &str),
+) -> bool {
+    condition.is_some_and(|condition| {
+        &*condition.status == status(holds)
+            && &*condition.reason == reason
+            && *condition.message == *shown(message)
+    })
+}
+
+fn status(holds: bool) -> &'static str {
+    if holds { "True" } else { "False" }
+}
+
 /// The new condition after `before`, and whether it differs.
 ///
 /// As in KKP, whose schema asks for its version too.
@@ -61,11 +77,8 @@ pub(crate) fn condition(
     reason: &str,
     message: &str,
 ) -> (Value, bool) {
-    let message = shown(message);
-    let status = if holds { "True" } else { "False" };
-    let same = before.is_some_and(|before| {
-        &*before.status == status && &*before.reason == reason && *before.message == *message
-    });
+    let same = says(before, (holds, reason, message));
+    let (message, status) = (shown(message), status(holds));
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let since = before.filter(|before| &*before.status == status);
     let since = since.map_or(now.clone(), |before| before.last_transition_time.to_string());

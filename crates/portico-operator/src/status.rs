@@ -151,23 +151,32 @@ pub struct PartReport {
     pub failures: u32,
 }
 
+/// The status of a cluster is another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct News {
+    /// Clusters with trouble.
+    pub(crate) troubled: usize,
+    /// None was known before. A replica that begins to lead knows none, and conditions may say it already.
+    pub(crate) first: bool,
+}
+
 impl PartsStatus {
     /// Records the status of that part of a cluster. The status says whether it is ready, with the reason and
-    /// a sentence. `failed` counts a failed pass. If one of the first two changed, returns how many clusters
-    /// have trouble.
+    /// a sentence. `failed` counts a failed pass. Returns what is new if one of the first two changed.
     pub(crate) fn record(
         &mut self,
         cluster: &str,
         (ready, reason, message): (bool, &'static str, &str),
         failed: bool,
-    ) -> Option<usize> {
+    ) -> Option<News> {
         let before = self.reports.get(cluster);
         let news = before.is_none_or(|before| (before.ready, before.reason) != (ready, reason));
+        let first = before.is_none();
         let failures = before.map_or(0, |before| before.failures);
         let failures = if failed { failures.saturating_add(1) } else { 0 };
         let report = PartReport { ready, reason, message: message.to_owned(), failures };
         self.reports.insert(cluster.to_owned(), report);
-        news.then(|| self.reports.values().filter(|report| !report.ready).count())
+        news.then(|| News { troubled: self.reports.values().filter(|report| !report.ready).count(), first })
     }
 
     /// Earlier failures count no more: the next pause is the first, and short.

@@ -462,14 +462,18 @@ mod tests {
         api
     }
 
-    fn start(api: &FakeApi) -> StatusHandle {
+    fn operator(api: &FakeApi) -> Operator {
         let exposure = ExposureSettings {
             front: plan().front,
             sni_port: 6_443,
             node_ips: Vec::new(),
             name_servers: Vec::new(),
         };
-        let operator = Operator::new(api.client(), Settings::new(plan(), "this"), exposure);
+        Operator::new(api.client(), Settings::new(plan(), "this"), exposure)
+    }
+
+    fn start(api: &FakeApi) -> StatusHandle {
+        let operator = operator(api);
         let status = operator.status();
         tokio::spawn(operator.run(std::future::pending()));
         status
@@ -537,6 +541,16 @@ mod tests {
         let report = &status.clusters.unwrap().reports["a"];
         assert!(!report.exposed && report.reason == "InvalidConfiguration", "{report:?}");
         assert_eq!(status.controllers[CONTROLLER].writes["Cluster"], 1, "each triggers a pass");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operator_that_is_started_again_writes_no_event_of_what_the_condition_says() {
+        let api = seed();
+        api.put_of("clusters", misfit());
+        for _ in 0..2 {
+            operator(&api).run(sleep(Duration::from_mins(1))).await.unwrap();
+        }
+        assert_eq!(api.reasons(), ["InvalidConfiguration"]);
     }
 
     #[tokio::test(start_paused = true)]

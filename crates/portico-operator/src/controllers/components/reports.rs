@@ -46,10 +46,10 @@ impl Context {
         // The text of a failed pass may not have been written yet.
         let same =
             !failed && known.is_some_and(|b| (b.ready, b.reason, &b.message) == (*ready, *reason, message));
-        let written = if same { Ok(()) } else { self.write_condition(seed, state, failed).await };
+        let written = if same { Ok(false) } else { self.write_condition(seed, state, failed).await };
         match &written {
-            Ok(()) => {}
-            Err(WriteError::NotLeading) => return written,
+            Ok(_) => {}
+            Err(WriteError::NotLeading) => return written.map(drop),
             Err(error) => {
                 self.counters.failed(error.reason());
                 warn!(seed = %key, %error, "cannot write the condition of the Seed");
@@ -60,6 +60,7 @@ impl Context {
                 }
             }
         }
+        let is_first = before.is_none();
         let failures = before.as_ref().map_or(0, |before| before.failures);
         let report = SeedReport {
             ready: *ready,
@@ -71,26 +72,28 @@ impl Context {
         self.status.seeds(|seeds| seeds.reports.insert(key, report));
         if before.is_none_or(|before| (before.ready, before.reason) != (*ready, *reason)) {
             let severity = if *ready { Severity::Normal } else { Severity::Warning };
-            self.tell(seed, severity, reason, message).await;
+            let says_so = is_first && matches!(written, Ok(false));
+            if says_so {
+                log(seed, severity, reason, message);
+            } else {
+                self.tell(seed, severity, reason, message).await;
+            }
         }
-        written
+        written.map(drop)
     }
 
     /// An Event on the Seed, and a line in the log.
     pub(super) async fn tell(&self, seed: &Seed, severity: Severity, reason: &str, text: &str) {
-        let (key, text) = (seed.metadata.key(), &*shown(text));
-        match severity {
-            Severity::Normal => info!(seed = %key, reason, "{text}"),
-            Severity::Warning => warn!(seed = %key, reason, "{text}"),
-        }
+        let text = &*shown(text);
+        log(seed, severity, reason, text);
         self.events.publish(&reference(seed), Note { severity, reason, action: "KeepGateway", text }).await;
     }
 
-    /// Writes the condition, if it says something else than before.
-    async fn write_condition(&self, seed: &Seed, state: &State, failed: bool) -> Result<(), WriteError> {
+    /// Writes the condition, if it says something else than before. Returns whether it did.
+    async fn write_condition(&self, seed: &Seed, state: &State, failed: bool) -> Result<bool, WriteError> {
         let api = api::<Written>(&self.client, &seed.metadata.namespace);
         let name = &seed.metadata.name;
-        let Some(found) = request("reading the Seed", api.get_opt(name)).await? else { return Ok(()) };
+        let Some(found) = request("reading the Seed", api.get_opt(name)).await? else { return Ok(false) };
         let found = found.value();
         let before = found.pointer("/status/conditions").and_then(|all| all.get(CONDITION));
         let before: Option<ClusterCondition> =
@@ -98,7 +101,7 @@ impl Context {
         let says = (state.ready, state.reason, &*state.message);
         let (condition, changed) = condition_after(before.as_ref(), says, failed);
         if !changed {
-            return Ok(());
+            return Ok(false);
         }
         must_lead(&self.leads)?;
         let mut patch = json!({"status": {"conditions": {CONDITION: condition}}});
@@ -121,6 +124,14 @@ impl Context {
             return Err(RequestError::Dropped { kind: "Seeds", field: "status.conditions" }.into());
         }
         self.count(true, Written::KIND);
-        Ok(())
+        Ok(true)
+    }
+}
+
+fn log(seed: &Seed, severity: Severity, reason: &str, text: &str) {
+    let key = seed.metadata.key();
+    match severity {
+        Severity::Normal => info!(seed = %key, reason, "{text}"),
+        Severity::Warning => warn!(seed = %key, reason, "{text}"),
     }
 }

@@ -1,14 +1,14 @@
 //! Status of every cluster's exposure: in the log and as an Event when it changes, and in `/status`.
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use portico_api::cluster::Cluster;
+use portico_api::cluster::{Cluster, EXPOSED};
 use portico_expose::exposure::Reachability;
 use portico_kube::events::{Events, Note, Severity};
 use tracing::{debug, warn};
 
-use crate::condition::shown;
+use crate::condition::{says, shown};
 use crate::controllers::exposed::reference;
-use crate::status::{ClusterInfo, ClusterReport, StatusHandle};
+use crate::status::{ClusterInfo, ClusterReport, News, StatusHandle};
 use crate::write::PUT_BACK;
 
 /// Clusters whose trouble is written to the log one by one; `/status` has all of them.
@@ -25,9 +25,10 @@ pub(super) async fn report(
     let name = &*cluster.metadata.name;
     let Reachability { exposed, reason, message } = reachability;
     let message = &shown(message);
-    let troubled = status.clusters(|clusters| {
+    let news = status.clusters(|clusters| {
         let before = clusters.reports.get(name);
         let failures = before.map_or(0, |before| before.failures);
+        let first = before.is_none();
         let news = before.is_none_or(|before| (before.exposed, before.reason) != (*exposed, *reason));
         let failures = if failed { failures.saturating_add(1) } else { 0 };
         let report = ClusterReport {
@@ -38,12 +39,16 @@ pub(super) async fn report(
             info: ClusterInfo::of(cluster),
         };
         clusters.reports.insert(name.to_owned(), report);
-        news.then(|| clusters.reports.values().filter(|report| !report.exposed).count())
+        let troubled = || clusters.reports.values().filter(|report| !report.exposed).count();
+        news.then(|| News { troubled: troubled(), first })
     });
-    let Some(troubled) = troubled else { return };
+    let Some(News { troubled, first }) = news else { return };
     match (exposed, troubled) {
         (false, ..=MAX_LOGGED) => warn!(cluster = name, reason, "{message}"),
         _ => debug!(cluster = name, reason, "{message}"),
+    }
+    if first && says(cluster.status.conditions.get(EXPOSED), (*exposed, reason, message)) {
+        return;
     }
     let severity = if *exposed { Severity::Normal } else { Severity::Warning };
     let note = Note { severity, reason, action: "ExposeCluster", text: message };
