@@ -33,7 +33,7 @@ use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
 use secrecy::ExposeSecret;
 use thiserror::Error;
-use tower::{BoxError, Service, ServiceBuilder, service_fn};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
 
 use renewal::Renewing;
 
@@ -156,7 +156,9 @@ pub(crate) async fn bounded(
         config.root_cert.get_or_insert_default();
     }
     let service = service(&config, Arc::new(dialer), connect_timeout).map_err(refused)?;
-    Ok(limited(Client::new(service, config.default_namespace), longest))
+    // As in `limited`, without a client within a client: there may be hundreds.
+    let service = service.map_response(move |response| response.map(|body| Limited::new(body, longest)));
+    Ok(Client::new(service, config.default_namespace))
 }
 
 /// Does what `Client::try_from` does, with connections made by `dialer` and without its tracing and retries.

@@ -21,8 +21,7 @@ impl Pace {
     /// Warnings: a misconfigured cluster is seen at once, a thousand of them do not fill a disk.
     pub const WARNINGS: Self = Self { at_once: 10, every: Duration::from_secs(10) };
 
-    /// Problems of objects and manifests: the first ones of a change, and then one a second, so that a change
-    /// soon after many problems is still seen.
+    /// Problems of objects and manifests: the first ones of a change, and then one a second.
     pub const PROBLEMS: Self = Self { at_once: 20, every: Duration::from_secs(1) };
 
     /// Warnings of one kind: a line is an example of those left out.

@@ -14,7 +14,9 @@ use tracing::{error, info, warn};
 #[derive(Debug)]
 pub struct ProblemLog {
     started: Instant,
-    problems: LineLimit,
+    /// Errors and warnings apart: a flood of warnings hides no error.
+    errors: LineLimit,
+    warnings: LineLimit,
     /// Problems that were neither written nor counted in a line.
     left_out: AtomicU64,
     /// Lines that count those left out.
@@ -27,7 +29,8 @@ impl Default for ProblemLog {
     fn default() -> Self {
         Self {
             started: Instant::now(),
-            problems: LineLimit::default(),
+            errors: LineLimit::default(),
+            warnings: LineLimit::default(),
             left_out: AtomicU64::new(0),
             counts: LineLimit::default(),
             endings: LineLimit::default(),
@@ -42,7 +45,11 @@ impl ProblemLog {
         // Of one change no more than at once, however long it takes to write them.
         let now = self.started.elapsed();
         for (severity, reason, problem) in new {
-            if self.problems.admit(Pace::PROBLEMS, now).is_none() {
+            let lines = match severity {
+                Severity::Error => &self.errors,
+                Severity::Warning => &self.warnings,
+            };
+            if lines.admit(Pace::PROBLEMS, now).is_none() {
                 self.left_out.fetch_add(1, Relaxed);
                 continue;
             }
@@ -110,6 +117,15 @@ mod tests {
         assert_eq!(counted(&lines), (20 + 59, 6));
         let since_the_last_count = log.left_out.load(Relaxed);
         assert!((40_000..50_000).contains(&since_the_last_count), "{since_the_last_count}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_warnings_hides_no_error() {
+        let (errors, _collecting) = LogLines::collect(|line| *line.level() == Level::ERROR);
+        let log = ProblemLog::default();
+        log.write(warnings(0, 1_000));
+        log.write([(Severity::Error, "syntax", "broken")]);
+        assert_eq!(errors.messages(), ["broken"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -91,6 +91,7 @@ impl Unread {
         read_part(&now["namespaceName"], &mut status.namespace_name);
         read_part(&now["extendedHealth"], &mut status.extended_health);
         read_part(&now["phase"], &mut status.phase);
+        status.conditions.retain(|name, _| now["conditions"].get(&**name).is_some());
         for (name, condition) in now["conditions"].as_object().into_iter().flatten() {
             if let Ok(condition) = ClusterCondition::deserialize(condition) {
                 status.conditions.insert(name.as_str().into(), condition);
@@ -99,9 +100,11 @@ impl Unread {
     }
 }
 
-/// Replaces `part`, if it can be read.
-fn read_part<T: DeserializeOwned>(value: &Value, part: &mut T) {
-    if let Ok(read) = T::deserialize(value) {
+/// Replaces `part`, if it can be read or is gone.
+fn read_part<T: DeserializeOwned + Default>(value: &Value, part: &mut T) {
+    if value.is_null() {
+        *part = T::default();
+    } else if let Ok(read) = T::deserialize(value) {
         *part = read;
     }
 }
@@ -256,7 +259,8 @@ mod tests {
         };
         let said = |reason: &str| json!({"status": "True", "reason": reason});
         let before = json!({"namespaceName": "cluster-a", "phase": "Creating",
-            "conditions": {"One": said("Before"), "Two": said("Before")}});
+            "address": {"port": 6443},
+            "conditions": {"One": said("Before"), "Two": said("Before"), "Gone": said("Before")}});
         let last = served(json!(true), before);
         let now = json!({"namespaceName": "cluster-b", "phase": 7,
             "conditions": {"One": said("Now"), "Two": "nonsense"}});
@@ -265,6 +269,7 @@ mod tests {
         let Ok(Object::Cluster(cluster)) = &unread.object else { panic!("{:?}", unread.object) };
         let reason = |name: &str| &*cluster.status.conditions[name].reason;
         assert_eq!((reason("One"), reason("Two")), ("Now", "Before"));
+        assert!(cluster.status.conditions.len() == 2 && cluster.status.address == Default::default());
         assert_eq!((&*cluster.status.namespace_name, &*cluster.status.phase), ("cluster-b", "Creating"));
         assert!(cluster.spec.pause);
     }

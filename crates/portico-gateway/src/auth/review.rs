@@ -18,6 +18,7 @@ use moka::sync::Cache;
 use portico_api::names::Tenant;
 use portico_net::permits::{Permit, Permits};
 use portico_tunnel::Token;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::changes::{Affected, Changes};
@@ -52,8 +53,8 @@ pub(super) const WAITER: usize = 3 * 1024;
 const CONFIRM_AFTER: Duration = Duration::from_secs(2);
 
 /// Most accepted tokens that are cached: more than the agents of one seed. A token that open connections rest
-/// on is reviewed again whether it is cached or not.
-const MAX_ACCEPTED: usize = 100_000;
+/// on is reviewed again whether it is cached or not. Of more, those that are seldom shown leave the cache.
+const MAX_ACCEPTED: u64 = 100_000;
 
 /// Most of them of one cluster: whoever administers it can have any number accepted.
 pub(super) const MAX_ACCEPTED_PER_CLUSTER: usize = 20_000;
@@ -94,7 +95,7 @@ pub(super) struct Reviews {
     times: ReviewTimes,
     /// Tokens that were accepted, for the grace after their last review.
     accepted: Cache<Hash, AcceptedToken>,
-    /// For tokens in it.
+    /// For tokens in it: as many as there are, and so many of a cluster.
     accepted_permits: Permits<Tenant>,
     unverified: Cache<Hash, Arc<TokenState>>,
     /// For reviews under way.
@@ -164,8 +165,8 @@ impl Reviews {
         let times = ReviewTimes::new(interval);
         Self {
             times,
-            accepted: Cache::builder().time_to_live(times.grace).build(),
-            accepted_permits: Permits::new(MAX_ACCEPTED, MAX_ACCEPTED_PER_CLUSTER),
+            accepted: Cache::builder().max_capacity(MAX_ACCEPTED).time_to_live(times.grace).build(),
+            accepted_permits: Permits::new(Semaphore::MAX_PERMITS, MAX_ACCEPTED_PER_CLUSTER),
             unverified: Cache::builder().max_capacity(MAX_UNVERIFIED).time_to_live(UNVERIFIED_CACHED).build(),
             permits: Permits::new(most as usize, MAX_PER_CLUSTER),
             waiting: Permits::new(waiting, waiting / SHARES),

@@ -183,7 +183,10 @@ impl Connection {
         let identifiers = Identifiers::parse(identifiers)
             .map_err(|error| Refusal::Metadata(format!("fail to parse url encoded string: {error}")))?;
         let (source, names) = (Source::of(self.address.ip()), self.names.clone());
-        let check = self.authentication.check(source, metadata, names, &identifiers, &self.shared.counters);
+        let shared = Arc::clone(&self.shared);
+        let reviewed = move |answered| shared.reviews_are_answered(answered);
+        let counters = &self.shared.counters;
+        let check = self.authentication.check(source, metadata, names, &identifiers, counters, reviewed);
         check.await?;
         let version = metadata.get(USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Ok(Authenticated {
@@ -210,11 +213,6 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
         () = call.abandoned() => return,
     };
     drop(metadata);
-    match &authenticated {
-        Err(Refusal::Unanswered) => shared.reviews_are_answered(false),
-        Err(why) if !why.is_verdict() => {}
-        Ok(_) | Err(_) => shared.reviews_are_answered(true),
-    }
     let permitted = authenticated.and_then(|authenticated| Ok((authenticated, shared.agent_permit()?)));
     let (authenticated, permit) = match permitted {
         Ok(permitted) => permitted,

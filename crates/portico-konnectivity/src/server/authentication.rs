@@ -27,6 +27,7 @@ use tokio::time::timeout;
 
 use super::claims::{Binding, forbidden};
 use super::counters::{Counted, Counters};
+use super::settings::LONGEST_ANSWER;
 
 /// Reviews at a time of agents that come by one address. It may be that of a gateway, with a whole site
 /// behind it.
@@ -51,10 +52,6 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 /// Accepted tokens that are cached; beyond that, some are reviewed again earlier.
 const MAX_CACHED: u64 = 4_096;
 
-/// The longest answer of the API server that is read, to a review or to a page of a list. What it says may be
-/// in the hands of a cluster's users.
-const LONGEST_ANSWER: usize = 1 << 20;
-
 /// Most characters of what it says that an agent and the log are told.
 const QUOTED: usize = 300;
 
@@ -67,10 +64,7 @@ pub(crate) enum Refusal {
     /// It has no name, or two.
     #[error("{0}")]
     Metadata(String),
-    /// It shows no token.
-    #[error("{0}")]
-    NoToken(String),
-    /// The API server does not accept its token.
+    /// Its token is missing, or is not accepted.
     #[error("{0}")]
     Token(String),
     /// Nobody could say whether its token is good. It may be, the next time.
@@ -105,16 +99,11 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the API server has said something of the token.
-    pub(crate) fn is_verdict(&self) -> bool {
-        matches!(self, Self::Token(_) | Self::Identifiers { .. } | Self::Full(_))
-    }
-
     /// The label value for metrics.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Metadata(_) => "metadata",
-            Self::NoToken(_) | Self::Token(_) => "token",
+            Self::Token(_) => "token",
             Self::Review(_) | Self::Unanswered | Self::Crowd => "review",
             Self::Identifiers { .. } => "identifiers",
             Self::Full(_) => "full",
@@ -201,7 +190,8 @@ impl Authentication {
     }
 
     /// Says why an agent with this metadata, and a certificate of these names, may not connect, or not claim
-    /// what it claims. The caller bounds the time.
+    /// what it claims. The caller bounds the time. `reviewed` is told of each review whether the API server
+    /// has answered it in its time; not of one that failed at once.
     pub(crate) async fn check(
         &self,
         source: Source,
@@ -209,14 +199,14 @@ impl Authentication {
         mut identities: Vec<String>,
         claimed: &Identifiers,
         counters: &Counters,
+        reviewed: impl FnOnce(bool) + Send + 'static,
     ) -> Result<(), Refusal> {
         if let Some(reviews) = &self.reviews {
             let header = only(metadata, AUTHORIZATION.as_str())?;
-            let missing = || Refusal::NoToken("no authorization metadata in the request".to_owned());
+            let missing = || Refusal::Token("no authorization metadata in the request".to_owned());
             let token = header.ok_or_else(missing)?.strip_prefix("Bearer ");
-            let token =
-                token.ok_or_else(|| Refusal::NoToken("authorization is no Bearer token".to_owned()))?;
-            identities.extend(reviews.check(source, token.trim(), counters).await?.iter().cloned());
+            let token = token.ok_or_else(|| Refusal::Token("authorization is no Bearer token".to_owned()))?;
+            identities.extend(reviews.check(source, token.trim(), counters, reviewed).await?.iter().cloned());
         }
         match forbidden(&self.bindings, &identities, claimed) {
             None => Ok(()),
@@ -232,6 +222,7 @@ impl Reviews {
         source: Source,
         token: &str,
         counters: &Counters,
+        reviewed: impl FnOnce(bool) + Send + 'static,
     ) -> Result<Arc<[String]>, Refusal> {
         let mut hash = [0; 32];
         hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
@@ -243,7 +234,13 @@ impl Reviews {
         let permit = self.under_way.acquire(&source).await;
         let (reviews, token) = (Arc::clone(self), token.to_owned());
         let review = tokio::spawn(async move {
-            let status = reviews.review(&token).await?;
+            let answer = reviews.review(&token).await;
+            match &answer {
+                Ok(_) => reviewed(true),
+                Err(Refusal::Unanswered) => reviewed(false),
+                Err(_) => {}
+            }
+            let status = answer?;
             let identities: Arc<[String]> = reviews.expected.judge(status).map_err(Refusal::Token)?.into();
             reviews.accepted.insert(hash, Arc::clone(&identities));
             drop((slot, permit));
@@ -369,7 +366,7 @@ mod tests {
             for value in values {
                 metadata.append(AUTHORIZATION, http::HeaderValue::from_static(value));
             }
-            let refused = authentication.check(source, &metadata, Vec::new(), &claimed, &counters);
+            let refused = authentication.check(source, &metadata, Vec::new(), &claimed, &counters, |_| ());
             let refused = refused.await.unwrap_err();
             assert_eq!(refused.reason(), reason, "{values:?}: {refused}");
         }
@@ -381,7 +378,7 @@ mod tests {
         let mut metadata = HeaderMap::new();
         metadata.insert(AUTHORIZATION, http::HeaderValue::from_static("Bearer token"));
         let (claimed, counters) = (Identifiers::default(), Counters::default());
-        let checked = authentication.check(Source::V4(0), &metadata, Vec::new(), &claimed, &counters);
+        let checked = authentication.check(Source::V4(0), &metadata, Vec::new(), &claimed, &counters, |_| ());
         checked.await.unwrap_err()
     }
 
@@ -416,7 +413,7 @@ mod tests {
             assert!(refused.to_string().contains("length limit"), "{refused}");
         }
         let refused = reviewed_by(answering(200, review + &" ".repeat(LONGEST_ANSWER / 2))).await;
-        assert!(refused.is_verdict(), "{refused}");
+        assert!(matches!(refused, Refusal::Token(_)), "{refused}");
     }
 
     #[tokio::test]
@@ -427,23 +424,26 @@ mod tests {
         let status = TokenReviewStatus { error: Some(text), ..status(true, AUDIENCE, NAME) };
         let review = TokenReview { status: Some(status), ..TokenReview::default() };
         let refused = reviewed_by(answering(201, serde_json::to_string(&review).unwrap())).await;
-        assert!(refused.to_string().len() < 1_000 && refused.is_verdict(), "{refused}");
+        assert!(refused.to_string().len() < 1_000 && matches!(refused, Refusal::Token(_)), "{refused}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_review_counts_until_the_api_server_is_done_with_it_also_if_its_agent_has_left() {
+    async fn a_review_counts_for_its_time_also_if_its_agent_has_left() {
         let silent = tower::service_fn(|_: http::Request<kube::client::Body>| {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
         });
         let authentication = Authentication::by_token(Client::new(silent, "default"), expected());
         let reviews = authentication.reviews.unwrap();
         let counters = Counters::default();
-        let mut check = Box::pin(reviews.check(Source::V4(0), "token", &counters));
+        let (sender, mut answered) = tokio::sync::oneshot::channel();
+        let reviewed = |answered| sender.send(answered).unwrap();
+        let mut check = Box::pin(reviews.check(Source::V4(0), "token", &counters, reviewed));
         assert!(futures_util::poll!(&mut check).is_pending());
         drop(check);
         assert_eq!((reviews.under_way.in_use(), reviews.waiting.in_use()), (1, 1));
         tokio::time::sleep(REVIEW + Duration::from_millis(1)).await;
         assert_eq!((reviews.under_way.in_use(), reviews.waiting.in_use()), (0, 0));
+        assert_eq!(answered.try_recv(), Ok(false));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Status;
 use super::lease_counters::{LeaseCounters, REQUEST_BUCKETS};
+use super::settings::LONGEST_ANSWER;
 use crate::lease::expires;
 
 /// How long a Lease is valid without renewal.
@@ -33,11 +34,8 @@ const RENEW: Duration = Duration::from_secs(15);
 /// Between two attempts to renew, and the time limit of each step: two fit in before the Lease expires.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Leases in one page of a list.
+/// Leases in one page of a list: some hundred KiB.
 const PAGE: u32 = 100;
-
-/// The longest answer that is read: a page of Leases has some hundred KiB. Users of the cluster may make any.
-const LONGEST_ANSWER: usize = 1 << 20;
 
 /// What an operator gives to the user of `--kubeconfig`.
 const RIGHTS: &str =

@@ -336,7 +336,7 @@ impl Shared {
         let changed = awaited.wait_for(|awaited| awaited.has_agent || awaited.is_unanswered);
         tokio::select! {
             changed = timeout_at(until, changed) => {
-                matches!(changed, Ok(Ok(awaited)) if !awaited.is_unanswered)
+                matches!(changed, Ok(Ok(awaited)) if awaited.has_agent)
             }
             () = self.drained() => false,
         }
@@ -468,6 +468,17 @@ mod tests {
         assert_eq!(refused_after(&shared).await, Duration::ZERO);
         shared.reviews_are_answered(true);
         assert!(refused_after(&shared).await >= FIRST_AGENT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_that_waits_gets_an_agent_that_comes_just_before_a_review_without_an_answer() {
+        let shared = Shared::new(Settings::default());
+        let mut dial = pin!(shared.dial("node:10250"));
+        assert!(poll!(dial.as_mut()).is_pending());
+        let agent = agent(&shared).await;
+        shared.reviews_are_answered(false);
+        assert!(poll!(dial.as_mut()).is_pending());
+        assert_eq!(agent.dials(), 1);
     }
 
     #[tokio::test(start_paused = true)]

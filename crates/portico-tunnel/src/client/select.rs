@@ -27,6 +27,12 @@ const MOST_REQUESTS: u32 = 16;
 /// two halves.
 const GROUP: u32 = 32;
 
+/// How long a tunnel may take to answer while others could be asked: half of what is `left` of the time to
+/// open a stream, and a fourth of all of it at least. A gateway may have to ask an API server first.
+fn share_of(left: Duration, open_timeout: Duration) -> Duration {
+    (left / 2).max(open_timeout / 4).min(left)
+}
+
 /// Why there is no stream.
 #[derive(Debug, Error)]
 pub enum OpenError {
@@ -133,9 +139,10 @@ impl View {
                 self.totals().streams_retried += 1;
             }
             tried.push(Arc::clone(&tunnel));
-            // The last one has all of the time that is left, and each before it half of that.
-            let (now, is_last) = (Instant::now(), self.best(&tried).is_none());
-            let until = if is_last { deadline } else { now + deadline.saturating_duration_since(now) / 2 };
+            let now = Instant::now();
+            let left = deadline.saturating_duration_since(now);
+            let is_last = self.best(&tried).is_none();
+            let until = now + if is_last { left } else { share_of(left, self.settings.open_timeout) };
             match tunnel.connect(parsed.clone(), token.as_ref(), &mut first, until, &self.settings).await {
                 Ok((to_gateway, from_gateway, guard)) => {
                     self.totals().streams_opened += 1;
@@ -242,4 +249,20 @@ fn why_no_more(last: Option<&str>) -> String {
 fn may_differ(status: StatusCode) -> bool {
     let of_this_gateway = [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND, StatusCode::TOO_MANY_REQUESTS];
     of_this_gateway.contains(&status) || status.is_server_error()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tunnel_has_a_fourth_of_the_time_or_more_and_three_are_asked() {
+        let whole = Duration::from_secs(20);
+        let (mut left, mut shares) = (whole, Vec::new());
+        while !left.is_zero() {
+            shares.push(share_of(left, whole).as_secs());
+            left -= share_of(left, whole);
+        }
+        assert_eq!(shares, [10, 5, 5]);
+    }
 }

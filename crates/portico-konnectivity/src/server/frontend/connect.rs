@@ -18,7 +18,7 @@ use portico_net::{MemoryBudget, Side, Socket, Stream, has_hung_up};
 use portico_tunnel::connection::{Bridge, LEAVING};
 use portico_wire::Parse;
 use portico_wire::connect::parse;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, copy, sink, split};
 use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep, timeout};
@@ -35,6 +35,9 @@ use crate::server::shared::{DialError, Shared};
 /// Most bytes that may come behind the head before the endpoint is connected. Thousands of dials may be under
 /// way. A frontend that sends more is refused: it could leave unseen.
 const MAX_EARLY: usize = 4 * 1024;
+
+/// Most bytes of such a frontend that are read while it reads why.
+const THROWN_AWAY: u64 = 1 << 20;
 
 /// Bytes for which a read of the head makes room. Those of kube-apiserver have a hundred.
 const READ_HEAD: usize = 1024;
@@ -174,6 +177,9 @@ where
         is_there = sends_too_much(stream, &mut bytes) => {
             if is_there {
                 refuse(stream, too_much().as_bytes()).await;
+                // Bytes that nobody has read would have the kernel reset it, and throw the response away.
+                let rest = &mut stream.take(THROWN_AWAY);
+                let _ = timeout(GOODBYE, copy(rest, &mut sink())).await;
             }
             return None;
         }
@@ -466,6 +472,25 @@ mod tests {
         dial(MAX_EARLY, true).await;
         assert_eq!(begun.elapsed(), Duration::ZERO);
         assert!(dial(MAX_EARLY, false).await.contains("No agent available"));
+    }
+
+    #[tokio::test]
+    async fn a_frontend_that_goes_on_sending_ahead_reads_why_it_is_refused() {
+        let shared = Shared::new(Settings::default());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut frontend = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let served = serve_tls(Arc::clone(&shared), server, None, shared.idle_frontends.enter(None));
+        let asks = async {
+            let head = b"CONNECT node:10250 HTTP/1.1\r\n\r\n".to_vec();
+            frontend.write_all(&[head, vec![b'x'; 256 * 1024]].concat()).await.unwrap();
+            let mut response = String::new();
+            frontend.read_to_string(&mut response).await.unwrap();
+            drop(frontend);
+            response
+        };
+        let ((), response) = tokio::join!(served, asks);
+        assert!(response.contains("wait for the 200"), "{response}");
     }
 
     #[test]
