@@ -18,7 +18,7 @@ use portico_net::{MemoryBudget, Side, Socket, Stream, has_hung_up};
 use portico_tunnel::connection::{Bridge, LEAVING};
 use portico_wire::Parse;
 use portico_wire::connect::parse;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, copy, sink, split};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
 use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, Sleep, sleep, timeout};
@@ -35,9 +35,6 @@ use crate::server::shared::{DialError, Shared};
 /// Most bytes that may come behind the head before the endpoint is connected. Thousands of dials may be under
 /// way. A frontend that sends more is refused: it could leave unseen.
 const MAX_EARLY: usize = 4 * 1024;
-
-/// Most bytes of such a frontend that are read while it reads why.
-const THROWN_AWAY: u64 = 1 << 20;
 
 /// Bytes for which a read of the head makes room. Those of kube-apiserver have a hundred.
 const READ_HEAD: usize = 1024;
@@ -177,9 +174,6 @@ where
         is_there = sends_too_much(stream, &mut bytes) => {
             if is_there {
                 refuse(stream, too_much().as_bytes()).await;
-                // Bytes that nobody has read would have the kernel reset it, and throw the response away.
-                let rest = &mut stream.take(THROWN_AWAY);
-                let _ = timeout(GOODBYE, copy(rest, &mut sink())).await;
             }
             return None;
         }
