@@ -17,7 +17,7 @@ use crate::api_server_ca::ApiServerCa;
 use crate::cluster::Address;
 use crate::meta::ObjectMeta;
 use crate::names::{ClusterName, HostName};
-use crate::policy::{AllowList, Budget, ClusterPolicy};
+use crate::policy::{AllowList, Budget, ClusterFacts, ClusterPolicy};
 use crate::seed::ConnectionSettings;
 use crate::strategy::ExposeStrategy;
 
@@ -182,8 +182,10 @@ impl ExposedCluster {
             source_ranges: AllowList::new(spec.load_balancer_source_ranges.iter().copied()),
             budget: spec.budget,
             node_port_listeners: !spec.node_port_listeners_disabled,
-            host: HostName::parse(&spec.host_name).ok(),
-            api_server_ca: ApiServerCa::parse(&spec.api_server_ca).ok(),
+            cluster: ClusterFacts::of(
+                HostName::parse(&spec.host_name).ok(),
+                ApiServerCa::parse(&spec.api_server_ca).ok(),
+            ),
         }
     }
 }

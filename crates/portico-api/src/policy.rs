@@ -167,12 +167,25 @@ pub struct ClusterPolicy {
     pub budget: Budget,
     /// Whether NodePort listeners may be opened (`false` where the seed's nodeport-proxy is disabled).
     pub node_port_listeners: bool,
-    /// The host name that follows from its Cluster; `None` without one, or without a domain.
+    /// What else is known of its Cluster. In one place: of thousands of policies most have nothing.
     #[serde(skip)]
+    pub cluster: Option<Arc<ClusterFacts>>,
+}
+
+/// What a policy knows of its Cluster, beside what limits it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterFacts {
+    /// The host name that follows from it; `None` without a domain.
     pub host: Option<HostName>,
     /// The CA of its API server; without one, tokens cannot be reviewed.
-    #[serde(skip)]
     pub api_server_ca: Option<ApiServerCa>,
+}
+
+impl ClusterFacts {
+    /// `None` if nothing is known.
+    pub fn of(host: Option<HostName>, api_server_ca: Option<ApiServerCa>) -> Option<Arc<Self>> {
+        (host.is_some() || api_server_ca.is_some()).then(|| Arc::new(Self { host, api_server_ca }))
+    }
 }
 
 impl ClusterPolicy {
@@ -184,8 +197,7 @@ impl ClusterPolicy {
             source_ranges: AllowList::default(),
             budget: Budget::default(),
             node_port_listeners: true,
-            host: None,
-            api_server_ca: None,
+            cluster: None,
         }
     }
 
@@ -196,7 +208,17 @@ impl ClusterPolicy {
 
     /// Whether `host` follows from its Cluster: the name itself, and every name and wildcard below.
     pub fn names(&self, host: &HostName) -> bool {
-        self.host.as_ref().is_some_and(|own| host.is_within(own))
+        self.host().is_some_and(|own| host.is_within(own))
+    }
+
+    /// The host name that follows from its Cluster.
+    pub fn host(&self) -> Option<&HostName> {
+        self.cluster.as_ref()?.host.as_ref()
+    }
+
+    /// The CA of its Cluster's API server.
+    pub fn api_server_ca(&self) -> Option<&ApiServerCa> {
+        self.cluster.as_ref()?.api_server_ca.as_ref()
     }
 
     /// Whether `client` may connect. `is_real` is whether that is the client's own address for certain.

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 use portico_api::annotations::{FAIR_SHARE, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_SECOND};
 use portico_api::cluster::Cluster;
 use portico_api::network::Network;
-use portico_api::policy::{AllowList, Budget, ClusterPolicy};
+use portico_api::policy::{AllowList, Budget, ClusterFacts, ClusterPolicy};
 use portico_api::seed::Seed;
 use portico_api::setting::Setting;
 
@@ -44,8 +44,7 @@ pub fn policy(scope: &Scope<'_>, load_balancers: LoadBalancers) -> ClusterPolicy
             fair_share: cluster.metadata.annotation(FAIR_SHARE).and_then(|value| value.parse().ok()),
         },
         node_port_listeners: strategy.opens_node_ports(seed, load_balancers),
-        host: scope.host(),
-        api_server_ca: cluster.api_server_ca().and_then(Result::ok),
+        cluster: ClusterFacts::of(scope.host(), cluster.api_server_ca().and_then(Result::ok)),
     }
 }
 
@@ -132,9 +131,9 @@ mod tests {
         let configuration = configuration(r#"{"ingress": {"domain": "Example.com"}}"#);
         for strategy in ExposeStrategy::ALL {
             let without = scope(&cluster, strategy, &seed);
-            assert_eq!(super::policy(&without, LoadBalancers::Cloud).host, None);
+            assert_eq!(super::policy(&without, LoadBalancers::Cloud).host(), None);
             let scope = Scope { configuration: Some(&configuration), ..without };
-            let host = super::policy(&scope, LoadBalancers::Cloud).host;
+            let host = super::policy(&scope, LoadBalancers::Cloud).host().cloned();
             assert_eq!(host.map(|host| host.to_string()).as_deref(), Some("a.north.example.com"));
         }
     }

@@ -64,14 +64,14 @@ fn spec(scope: &Scope<'_>, doors: &Doors) -> ExposedClusterSpec {
         expose_strategy: doors.now.first,
         seed: (*seed.metadata.name).into(),
         datacenter: cluster.spec.cloud.dc.clone(),
-        host_name: policy.host.as_ref().map(|host| host.as_str().into()).unwrap_or_default(),
+        host_name: policy.host().map(|host| host.as_str().into()).unwrap_or_default(),
         paused: cluster.spec.pause,
         allowed_ip_ranges: (!allowed.is_empty()).then(|| allowed.into()),
         load_balancer_source_ranges: policy.source_ranges.networks().into(),
         node_port_listeners_disabled: !policy.node_port_listeners,
         budget: policy.budget,
         connection_settings: seed.spec.nodeport_proxy.envoy.connection_settings.clone(),
-        api_server_ca: match policy.api_server_ca {
+        api_server_ca: match policy.api_server_ca() {
             Some(_) => cluster.metadata.annotation(API_SERVER_CA).unwrap_or_default().into(),
             None => "".into(),
         },

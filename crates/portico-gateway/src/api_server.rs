@@ -55,7 +55,7 @@ pub(crate) fn reviewer_of(
 
 fn ca_of(upstream: &Upstream) -> Option<ApiServerCa> {
     let backend = upstream.backend();
-    backend.api_server_ca.clone().or_else(|| backend.policy.api_server_ca.clone())
+    backend.api_server_ca.clone().or_else(|| backend.policy.api_server_ca().cloned())
 }
 
 impl ApiServer {

@@ -14,6 +14,7 @@ use crate::support::*;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
+use portico_api::policy::ClusterFacts;
 use portico_gateway::{Config, End, Gateway, Method, Refusal, StaticTokens, TokenSettings};
 use portico_lab::pki::{Authority, Certificate, Pki};
 use portico_tunnel::TlsFiles;
@@ -411,7 +412,7 @@ impl ApiServer {
         let ca = ApiServerCa::parse(&pki.authority().cert()).unwrap();
         Service::new(cluster, &[self.address])
             .authority(&authority(cluster))
-            .policy(|policy| policy.api_server_ca = Some(ca))
+            .policy(|policy| policy.cluster = ClusterFacts::of(None, Some(ca)))
             .expose(gateway);
     }
 }
@@ -534,7 +535,7 @@ fn a_client_without_a_credential_cannot_find_out_whether_a_cluster_exists() {
     let trusted = |name: &str| {
         Service::new(name, &[away])
             .authority(&authority(name))
-            .policy(|policy| policy.api_server_ca = Some(ca.clone()))
+            .policy(|policy| policy.cluster = ClusterFacts::of(None, Some(ca.clone())))
     };
     trusted("away").expose(&gateway);
     Service::new("untrusted", &[away]).authority(&authority("untrusted")).expose(&gateway);
@@ -582,7 +583,7 @@ fn a_service_beside_the_api_server_is_opened_by_a_review_of_the_api_server() {
     let ca = ApiServerCa::parse(&pki.authority().cert()).unwrap();
     let mut service = Service::new("a", &[endpoint.address])
         .authority(beside)
-        .policy(|policy| policy.api_server_ca = Some(ca));
+        .policy(|policy| policy.cluster = ClusterFacts::of(None, Some(ca)));
     let id = Arc::make_mut(&mut service.backend.id);
     id.service = portico_api::meta::ObjectKey::new("cluster-a", "openvpn-server");
     service.expose(&gateway);

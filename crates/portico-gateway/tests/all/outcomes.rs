@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use portico_api::api_server_ca::ApiServerCa;
-use portico_api::policy::{AllowList, Budget};
+use portico_api::policy::{AllowList, Budget, ClusterFacts};
 use portico_gateway::{
     Config, End, Gateway, ProxyMode, ProxyProtocol, Refusal, Side, StaticTokens, TokenSettings,
 };
@@ -256,7 +256,7 @@ fn review_failed() {
     let ca = ApiServerCa::parse(&secure.pki.authority().cert()).unwrap();
     Service::new("a", &[dead_endpoint()])
         .authority(AUTHORITY)
-        .policy(|policy| policy.api_server_ca = Some(ca))
+        .policy(|policy| policy.cluster = ClusterFacts::of(None, Some(ca)))
         .expose(&secure.gateway);
     let (status, ..) = secure.connect(Some("never accepted")).connect(AUTHORITY);
     assert_eq!(
@@ -278,7 +278,7 @@ fn max_reviews_waiting() {
     let silent = Endpoint::new();
     Service::new("a", &[silent.address])
         .authority(AUTHORITY)
-        .policy(|policy| policy.api_server_ca = Some(ca))
+        .policy(|policy| policy.cluster = ClusterFacts::of(None, Some(ca)))
         .expose(&secure.gateway);
     let client = secure.connect(None);
     let (status, _send, _recv) = client.send(request("secret"), false);

@@ -10,7 +10,7 @@ use portico_api::change::{Change, Keyed};
 use portico_api::endpoint_slice::EndpointSlice;
 use portico_api::meta::ObjectKey;
 use portico_api::names::{HostName, Tenant};
-use portico_api::policy::{AllowList, ClusterPolicy};
+use portico_api::policy::{AllowList, ClusterFacts, ClusterPolicy};
 use portico_api::service::Service;
 use portico_routes::index::{IndexChange, Settings};
 use portico_routes::route::OwnAddresses;
@@ -148,8 +148,8 @@ fn any_change() -> impl Strategy<Value = IndexChange> {
         |(cluster, node_port_listeners, network, host)| {
             let open = ClusterPolicy::open(Tenant::of_text(cluster));
             let allow = AllowList::new(network.map(|network| network.parse().unwrap()));
-            let host = host.map(|host| HostName::parse(host).unwrap());
-            policy(ClusterPolicy { node_port_listeners, allow, host, ..open })
+            let facts = ClusterFacts::of(host.map(|host| HostName::parse(host).unwrap()), None);
+            policy(ClusterPolicy { node_port_listeners, allow, cluster: facts, ..open })
         },
     );
     prop_oneof![

@@ -9,7 +9,7 @@ use portico_api::endpoint_slice::{
 };
 use portico_api::meta::{ObjectKey, ObjectMeta};
 use portico_api::names::{Authority, HostName, Tenant};
-use portico_api::policy::ClusterPolicy;
+use portico_api::policy::{ClusterFacts, ClusterPolicy};
 use portico_api::service::{Service, ServicePort, ServiceSpec, ServiceType};
 use portico_routes::index::IndexChange;
 use portico_routes::route::RouteKey;
@@ -136,8 +136,8 @@ pub(crate) fn policy(policy: ClusterPolicy) -> IndexChange {
 
 /// The Cluster `name` is known, and the host name that follows from it.
 pub(crate) fn named(name: &str, host: &str) -> IndexChange {
-    let host = Some(HostName::parse(host).unwrap());
-    policy(ClusterPolicy { host, ..ClusterPolicy::open(Tenant::of_text(name)) })
+    let cluster = ClusterFacts::of(Some(HostName::parse(host).unwrap()), None);
+    policy(ClusterPolicy { cluster, ..ClusterPolicy::open(Tenant::of_text(name)) })
 }
 
 pub(crate) fn no_policy(cluster: &str) -> IndexChange {
