@@ -268,13 +268,8 @@ async fn beside_kkp(
     };
     match context.write_exposed(cluster, migrating.as_ref()).await.map(|refused| unreadable.or(refused)) {
         Ok(None) => {
-            match context.foreign_writer(cluster) {
-                Some(foreign) => report(cluster, &foreign, false, &context.status, &context.events).await,
-                None => {
-                    context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
-                }
-            }
-            Ok(context.next(cluster))
+            context.status.clusters(|clusters| clusters.reports.remove(&*cluster.metadata.name));
+            Ok(Action::await_change())
         }
         Ok(Some(message)) => not_usable(message).await,
         Err(error) => {
@@ -603,37 +598,6 @@ mod tests {
         sleep(Duration::from_mins(1)).await;
         let report = status.get().clusters.unwrap().reports.remove("a").unwrap();
         assert!(report.reason == "ClusterNotUsable" && report.message.contains("auditLogging"), "{report:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn of_a_cluster_with_one_object_that_somebody_changes_back_all_others_are_put_right() {
-        let api = seed();
-        api.apply_all();
-        // Names under it lead to this machine, and no name server is asked: RFC 6761.
-        let spec = json!({"ingress": {"domain": "localhost"}});
-        api.put_of("kubermaticconfigurations", json!({"metadata": named("kkp"), "spec": spec}));
-        api.alter(|service| service["spec"]["ports"][0]["nodePort"] = 30_001.into());
-        start(&api);
-        let ports = || api.service("cluster-a/konnectivity-server")["spec"]["ports"].clone();
-        sleep(Duration::from_mins(1)).await;
-        for _ in 0..4 {
-            let mut contended = api.service("cluster-a/apiserver-external");
-            contended["spec"]["selector"]["app"] = "another".into();
-            api.put(contended);
-            sleep(Duration::from_secs(1)).await;
-        }
-        assert_eq!(said(&api)[1], "ForeignWriter");
-        let (writes, before) = (api.writes(), ports());
-        let mut changed = api.service("cluster-a/konnectivity-server");
-        changed["spec"]["ports"] = json!([]);
-        api.put(changed);
-        api.delete_of("exposedclusters", "a");
-        sleep(Duration::from_mins(1)).await;
-        assert_eq!((ports(), api.all_of("exposedclusters").len()), (before, 1));
-        assert_eq!(api.writes(), writes + 2, "the contended one is left alone");
-        assert_eq!(said(&api)[1], "ForeignWriter");
-        sleep(Duration::from_mins(10)).await;
-        assert!(api.writes() > writes + 2, "it is tried again");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::Patch;
 use kube::{Api, ResourceExt};
 use portico_api::cluster::Cluster;
@@ -83,6 +85,7 @@ impl Context {
 
     /// `version` is that of the Cluster as it was read; `None` if it is another one by now.
     async fn pass(&self, cluster: &Cluster, version: Option<&str>) -> Result<Outcome, WriteError> {
+        let name = &*cluster.metadata.name;
         let seeds = self.installation.seeds.seeds();
         let refused = |message| stopped(false, INVALID, message);
         let configuration = match self.installation.configurations.one() {
@@ -109,6 +112,12 @@ impl Context {
             Ok(wanted) => wanted,
             Err(problem) => return Ok(refused(problem.to_string())),
         };
+        if let Some(message) =
+            self.backoffs().get_mut(name).and_then(|backoffs| backoffs.yielded(Instant::now()))
+        {
+            let message = format!("{message}; stop that writer, this one waits");
+            return Ok(stopped(true, "ForeignWriter", message));
+        }
         let name_known = self.resolve(cluster, &wanted, &mut found);
         if let Ok(anew) = plan(&found) {
             wanted = anew;
@@ -163,12 +172,8 @@ impl Context {
         // Before the first answer of DNS, no condition is written. That answer triggers another pass, and so
         // does the end of `PATIENCE`.
         Ok(if name_known {
-            let foreign = self.foreign_writer(cluster);
-            let whole = foreign.is_none();
             let reachability = reachability(&wanted, &found);
-            // What keeps clients out is worse.
-            let reachability = foreign.filter(|_| reachability.exposed).unwrap_or(reachability);
-            Outcome::Done(Box::new(Done { reachability, doors, exposure: wanted, found, whole }))
+            Outcome::Done(Box::new(Done { reachability, doors, exposure: wanted, found, whole: true }))
         } else {
             Outcome::Waits
         })
@@ -269,7 +274,9 @@ impl Context {
         };
         let wanted = slices_to_gateways(cluster, &service.value(), &self.found(cluster));
         for slice in &wanted {
-            self.put(cluster, &self.slices, &own, slice).await?;
+            if self.may_write(cluster, EndpointSlice::KIND, &slice.name) {
+                self.put(cluster, &self.slices, &own, slice).await?;
+            }
         }
         for seen in self.slices.in_namespace(&own).iter().filter(|seen| seen.is_ours()) {
             let labels = &seen.value()["metadata"]["labels"];

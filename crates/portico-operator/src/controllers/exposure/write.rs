@@ -111,7 +111,7 @@ impl Context {
     async fn unselect(&self, cluster: &Cluster, own: &str, name: &str) -> Result<(), WriteError> {
         let Some(current) = self.services.get(own, name) else { return Ok(()) };
         if current.value().pointer("/spec/selector").is_some() {
-            if ![SELECTOR, Service::KIND].iter().all(|kind| self.may_write(cluster, kind, name)) {
+            if !self.may_write(cluster, SELECTOR, name) {
                 return Ok(());
             }
             let wanted = json!({"spec": {"selector": null}});
@@ -149,7 +149,7 @@ impl Context {
         Ok(())
     }
 
-    /// Applies one object, unless it is left to another writer. Returns whether that changed it.
+    /// Applies one object. Returns whether that changed it.
     pub(super) async fn put<K: Resource + Send + Sync + 'static>(
         &self,
         cluster: &Cluster,
@@ -158,9 +158,6 @@ impl Context {
         wanted: &Wanted,
     ) -> Result<bool, WriteError> {
         must_lead(&self.leads)?;
-        if !self.may_write(cluster, K::KIND, &wanted.name) {
-            return Ok(false);
-        }
         let key = ObjectKey::new(namespace, &wanted.name);
         let put = managed::put(&self.client, cache, &key, &wanted.fields, |record| {
             self.backoff(cluster, (K::KIND, &wanted.name), record)
@@ -209,14 +206,6 @@ impl Context {
         let mut backoffs = self.backoffs();
         let backoffs = backoffs.get_mut(&*cluster.metadata.name);
         backoffs.is_none_or(|backoffs| backoffs.may_write(kind, name, Instant::now()))
-    }
-
-    /// Status of a cluster of which an object is left to another writer.
-    pub(super) fn foreign_writer(&self, cluster: &Cluster) -> Option<Reachability> {
-        let mut backoffs = self.backoffs();
-        let yielded = backoffs.get_mut(&*cluster.metadata.name)?.yielded(Instant::now())?;
-        let message = format!("{yielded}; stop that writer, this one waits");
-        Some(Reachability { exposed: true, reason: "ForeignWriter", message })
     }
 
     /// Records what became of an object of a cluster.
