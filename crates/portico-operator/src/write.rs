@@ -29,8 +29,8 @@ pub(crate) const WRITE_REFUSED: &str = "WriteRefused";
 pub(crate) const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
 
 /// What to do about it.
-pub(crate) const NEWER_DEFINITIONS: &str = "it is of an older KKP: apply the definitions of the KKP that \
-                                            runs, or without KKP those of `portico crds`";
+pub(crate) const NEWER_DEFINITIONS: &str = "it is of an older version: apply `portico crds`, or with \
+                                            KKP `portico crds --own` and the definitions of that KKP";
 
 /// The words of the API server about such a field if it is applied. If it is merged, the field is dropped.
 pub(crate) const NOT_DECLARED: &str = "field not declared in schema";
