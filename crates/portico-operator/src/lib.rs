@@ -25,6 +25,7 @@ mod managed;
 mod manager;
 pub mod mesh;
 pub mod monitored;
+mod news;
 mod observed;
 mod outage;
 mod status;

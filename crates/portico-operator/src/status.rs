@@ -11,6 +11,7 @@ use portico_expose::front::Waiting;
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
+use crate::news::News;
 use crate::work_counters::WorkStatus;
 
 /// The status of the controllers.
@@ -149,15 +150,6 @@ pub struct PartReport {
     pub message: String,
     /// Failed passes in a row.
     pub failures: u32,
-}
-
-/// The status of a cluster is another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct News {
-    /// Clusters with trouble.
-    pub(crate) troubled: usize,
-    /// None was known before. A replica that begins to lead knows none, and conditions may say it already.
-    pub(crate) first: bool,
 }
 
 impl PartsStatus {

@@ -20,7 +20,7 @@ use portico_api::network::Network;
 use portico_api::policy::{AllowList, Budget, ClusterPolicy, Percent};
 use portico_api::service::{Protocol, Service, ServicePort, ServiceType};
 
-use crate::facts::{Age, ExposedPort, Origin, ServiceFacts};
+use crate::facts::{Age, ExposedPort, Origin, RareServiceFacts, ServiceFacts, boxed};
 use crate::findings::{Findings, annotation_field, clipped, shown};
 use crate::port_mapping;
 
@@ -50,10 +50,12 @@ pub(crate) fn read(
         age: Age::new(service.metadata.creation_timestamp, &service.metadata.uid),
         types,
         ports: ports.into(),
-        own_policy: own_policy(service, &mut findings),
         send_proxy: send_proxy(service, &mut findings),
-        api_server_ca: api_server_ca(service, &mut findings),
-        problems: findings.into_problems(),
+        rare: boxed(RareServiceFacts {
+            own_policy: own_policy(service, &mut findings),
+            api_server_ca: api_server_ca(service, &mut findings),
+            problems: findings.into_problems(),
+        }),
     })
 }
 

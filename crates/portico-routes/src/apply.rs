@@ -82,8 +82,8 @@ impl RouteIndex {
         }
         let facts = facts.map(Arc::new);
         let concerned = |facts: &Arc<ServiceFacts>| {
-            !facts.problems.is_empty()
-                || facts.own_policy.is_some()
+            !facts.problems().is_empty()
+                || facts.own_policy().is_some()
                 || self.lacks_policy(&facts.key.namespace)
         };
         if before.iter().chain(&facts).any(concerned) || self.slices_have_problems(key) {
@@ -166,7 +166,7 @@ impl RouteIndex {
             self.cluster_ips.contains(address) || self.changed_cluster_ips.contains(address)
         };
         let has_problem =
-            |slice: &SliceFacts| !slice.problems.is_empty() || slice.ready.iter().any(is_cluster_ip);
+            |slice: &SliceFacts| !slice.problems().is_empty() || slice.ready.iter().any(is_cluster_ip);
         slices.iter().any(has_problem) || endpoints::count(slices) > MAX_ENDPOINTS
     }
 }

@@ -391,10 +391,8 @@ mod tests {
             age: Age::new(Some(created), ""),
             types: None,
             ports: Box::default(),
-            own_policy: None,
             send_proxy: false,
-            api_server_ca: None,
-            problems: Box::default(),
+            rare: None,
         };
         Claim { service: Arc::new(service), rank: Rank::Other, port: 0 }
     }

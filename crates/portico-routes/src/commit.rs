@@ -121,7 +121,7 @@ fn backend<'a>(
         policy: index.with_allow_lists(policy, &service.key, &endpoints, narrowed),
         endpoints,
         send_proxy: service.send_proxy,
-        api_server_ca: service.api_server_ca.clone(),
+        api_server_ca: service.api_server_ca().cloned(),
     };
     match old {
         Some(old) if **old == new => Arc::clone(old),

@@ -14,7 +14,7 @@ use portico_api::service::Protocol;
 use smallvec::SmallVec;
 
 use crate::endpoint_rules::EndpointRules;
-use crate::facts::SliceFacts;
+use crate::facts::{RareSliceFacts, SliceFacts, boxed};
 use crate::findings::{Findings, shown};
 use crate::route::Endpoints;
 
@@ -75,11 +75,13 @@ pub(crate) fn read(slice: &EndpointSlice, rules: &EndpointRules, names: &mut Int
     });
     SliceFacts {
         name: Arc::clone(&slice.metadata.name),
-        not_ready: not_ready.into(),
-        refused,
         ready,
         ports: ports.collect(),
-        problems: findings.into_problems(),
+        rare: boxed(RareSliceFacts {
+            not_ready: not_ready.into(),
+            refused,
+            problems: findings.into_problems(),
+        }),
     }
 }
 
@@ -105,7 +107,7 @@ pub(crate) fn ready(
 
 /// How many endpoints of the Service port named `port_name` are not ready.
 pub(crate) fn not_ready(slices: &[SliceFacts], port_name: &str) -> usize {
-    slices.iter().filter(|slice| serves(slice, port_name)).map(|slice| slice.not_ready.len()).sum()
+    slices.iter().filter(|slice| serves(slice, port_name)).map(|slice| slice.not_ready().len()).sum()
 }
 
 /// Whether `slice` has a port that the Service port named `port_name` leads to.
@@ -121,7 +123,7 @@ pub(crate) fn are_too_many(slices: &[SliceFacts], port_name: &str) -> bool {
 
 /// How many endpoints there are, of every port, ready or not.
 pub(crate) fn count(slices: &[SliceFacts]) -> usize {
-    slices.iter().map(|slice| (slice.ready.len() + slice.not_ready.len()) * slice.ports.len()).sum()
+    slices.iter().map(|slice| (slice.ready.len() + slice.not_ready().len()) * slice.ports.len()).sum()
 }
 
 /// The ports of `slice` that the Service port named `port_name` leads to.

@@ -31,15 +31,44 @@ pub(crate) struct ServiceFacts {
     pub(crate) types: Option<ExposeTypes>,
     /// Its TCP ports, in the order written; none if it is not exposed.
     pub(crate) ports: Box<[ExposedPort]>,
+    /// Whether upstream connections begin with a PROXY v2 header.
+    pub(crate) send_proxy: bool,
+    /// What few Services have; `None` for nothing of it.
+    pub(crate) rare: Option<Box<RareServiceFacts>>,
+}
+
+/// What few Services have.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct RareServiceFacts {
     /// The access and budget of its own annotations; `None` without any. Counts only where no policy is known
     /// for the namespace.
     pub(crate) own_policy: Option<Arc<ClusterPolicy>>,
-    /// Whether upstream connections begin with a PROXY v2 header.
-    pub(crate) send_proxy: bool,
     /// The CA of the API server behind it, where an annotation names one.
     pub(crate) api_server_ca: Option<ApiServerCa>,
     /// Its own problems, independent of other objects.
     pub(crate) problems: Box<[Problem]>,
+}
+
+impl ServiceFacts {
+    /// See [`RareServiceFacts::own_policy`].
+    pub(crate) fn own_policy(&self) -> Option<&Arc<ClusterPolicy>> {
+        self.rare.as_ref()?.own_policy.as_ref()
+    }
+
+    /// See [`RareServiceFacts::api_server_ca`].
+    pub(crate) fn api_server_ca(&self) -> Option<&ApiServerCa> {
+        self.rare.as_ref()?.api_server_ca.as_ref()
+    }
+
+    /// See [`RareServiceFacts::problems`].
+    pub(crate) fn problems(&self) -> &[Problem] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.problems)
+    }
+}
+
+/// `rare` in a place of its own, if it is more than nothing.
+pub(crate) fn boxed<T: Default + PartialEq>(rare: T) -> Option<Box<T>> {
+    (rare != T::default()).then(|| Box::new(rare))
 }
 
 /// One TCP port of an annotated Service, and the keys it claims.
@@ -136,14 +165,21 @@ impl Reach {
 pub(crate) struct SliceFacts {
     /// Its own name, not that of the Service.
     pub(crate) name: Arc<str>,
-    /// Addresses that are not ready, as written.
-    pub(crate) not_ready: Box<[IpAddr]>,
-    /// Number of addresses that may not be endpoints, ready or not.
-    pub(crate) refused: u32,
     /// Ready addresses, as written.
     pub(crate) ready: SmallVec<[IpAddr; 1]>,
     /// TCP ports: name (empty if none) and number.
     pub(crate) ports: SmallVec<[(Arc<str>, u16); 1]>,
+    /// What few EndpointSlices have; `None` for nothing of it.
+    pub(crate) rare: Option<Box<RareSliceFacts>>,
+}
+
+/// What few EndpointSlices have.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct RareSliceFacts {
+    /// Addresses that are not ready, as written.
+    pub(crate) not_ready: Box<[IpAddr]>,
+    /// Number of addresses that may not be endpoints, ready or not.
+    pub(crate) refused: u32,
     /// What is wrong with it.
     pub(crate) problems: Box<[Problem]>,
 }
@@ -151,7 +187,22 @@ pub(crate) struct SliceFacts {
 impl SliceFacts {
     /// Its addresses, ready or not.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.ready.iter().chain(&self.not_ready).copied()
+        self.ready.iter().chain(self.not_ready()).copied()
+    }
+
+    /// See [`RareSliceFacts::not_ready`].
+    pub(crate) fn not_ready(&self) -> &[IpAddr] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.not_ready)
+    }
+
+    /// See [`RareSliceFacts::refused`].
+    pub(crate) fn refused(&self) -> u32 {
+        self.rare.as_ref().map_or(0, |rare| rare.refused)
+    }
+
+    /// See [`RareSliceFacts::problems`].
+    pub(crate) fn problems(&self) -> &[Problem] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.problems)
     }
 }
 

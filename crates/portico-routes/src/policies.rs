@@ -63,7 +63,7 @@ impl RouteIndex {
         if self.lacks_policy(namespace) {
             return Arc::new(ClusterPolicy::nobody(Tenant::of_namespace(namespace)));
         }
-        let facts = || self.services.get(key)?.service.as_ref()?.own_policy.as_ref();
+        let facts = || self.services.get(key)?.service.as_ref()?.own_policy();
         match self.policies.get(namespace).or_else(facts) {
             Some(policy) => Arc::clone(policy),
             None => ClusterPolicy::open_for_namespace(namespace),

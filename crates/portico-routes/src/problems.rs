@@ -17,7 +17,7 @@ use portico_api::problem::{Problem, Severity};
 
 use crate::claims::{Because, Claim, Rank, Waiting};
 use crate::endpoints::{self, MAX_ENDPOINTS, MAX_LISTED};
-use crate::facts::{Age, Origin, ServiceFacts};
+use crate::facts::{Age, Origin, ServiceFacts, SliceFacts};
 use crate::findings::{MAX_PER_OBJECT, annotation_field};
 use crate::index::RouteIndex;
 use crate::route::RouteKey;
@@ -27,9 +27,9 @@ impl RouteIndex {
     /// again.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let exposed = || self.services.values().filter_map(|entry| entry.service.as_deref());
-        let services = exposed().flat_map(|service| &service.problems);
+        let services = exposed().flat_map(|service| service.problems());
         let slices = self.services.values().filter(|entry| entry.service.is_some());
-        let slices = slices.flat_map(|entry| &entry.slices).flat_map(|slice| &slice.problems);
+        let slices = slices.flat_map(|entry| &entry.slices).flat_map(SliceFacts::problems);
         // A Service of 256 ports may wait for as many names, and a thousand Services for the same.
         let mut reported: HashMap<&ObjectKey, usize> = HashMap::new();
         let waiting = self.claims.waiting().filter(move |waiting| {
@@ -39,7 +39,7 @@ impl RouteIndex {
         });
         let conflicts = waiting.map(|waiting| self.conflict(&waiting));
         let overridden = exposed().filter(|service| {
-            service.own_policy.is_some() && self.policies.contains_key(&service.key.namespace)
+            service.own_policy().is_some() && self.policies.contains_key(&service.key.namespace)
         });
         let overridden = overridden.map(overridden_annotations);
         let shared = self.shared_endpoints();

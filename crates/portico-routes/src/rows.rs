@@ -145,7 +145,7 @@ impl RouteIndex {
             NoEndpoints::NoSlice
         } else if slices.iter().any(|slice| endpoints::serves(slice, port_name)) {
             let is_refused = |slice: &SliceFacts| {
-                slice.refused > 0 || slice.ready.iter().any(|address| self.cluster_ips.contains(address))
+                slice.refused() > 0 || slice.ready.iter().any(|address| self.cluster_ips.contains(address))
             };
             let refused = slices.iter().any(is_refused);
             if refused { NoEndpoints::Refused } else { NoEndpoints::Empty }

@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::sync::watch as channel;
 use tokio::time::{Instant, timeout};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::cache::{Cache, api};
 use crate::clusters::{ClusterWatch, Work, known, unreadable};
@@ -40,6 +40,7 @@ use crate::condition::shown;
 use crate::follow::{drive, on_change, pause};
 use crate::installation::Installation;
 use crate::manager::Manager;
+use crate::news::News;
 use crate::status::{ExposedClustersStatus, StatusHandle};
 use crate::work_counters::WorkCounters;
 use crate::write::WRITE_REFUSED;
@@ -68,9 +69,6 @@ pub(crate) const CONTROLLER: &str = "portico-exposed-clusters";
 
 /// Objects that are written at the same time.
 const CONCURRENCY: u16 = 4;
-
-/// Clusters whose trouble is written to the log one by one; `/status` has all of them.
-const MAX_LOGGED: usize = 5;
 
 /// ExposedClusters as a kind of the API. They are kept as text: one that does not fit must not fail the list
 /// of all others.
@@ -258,16 +256,9 @@ impl Context {
         };
         let text = &*shown(text);
         let troubled = self.status.update(|status| status.exposed_clusters.troubles.len());
-        match severity {
-            Severity::Warning if troubled <= MAX_LOGGED => warn!(cluster = name, reason, "{text}"),
-            Severity::Warning if troubled == MAX_LOGGED + 1 => {
-                warn!(reason, "more Clusters have this trouble; /status names them all");
-            }
-            _ => debug!(cluster = name, reason, "{text}"),
-        }
-        let object = reference(cluster);
         let note = Note { severity, reason, action: "ExposeCluster", text };
-        self.events.publish(&object, note).await;
+        News { troubled, first: false }.log(&name, &note);
+        self.events.publish(&reference(cluster), note).await;
     }
 
     /// Drops what is recorded about Clusters that are gone.

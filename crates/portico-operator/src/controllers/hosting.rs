@@ -24,7 +24,7 @@ use portico_source::Object;
 use portico_source::served::Served;
 use tokio::time::Instant;
 
-use crate::clusters::{LastWritten, known};
+use crate::clusters::{LastWritten, known, unreadable};
 use crate::condition::State;
 use crate::controllers::exposed::follow_written;
 use crate::follow::{drive, on_change, pause};
@@ -175,14 +175,8 @@ async fn reconcile(served: Arc<Served<Cluster>>, context: Arc<Context>) -> Resul
 }
 
 /// Status of a Cluster that cannot be read. It gets no condition here: `PorticoExposed` says it.
-fn unreadable(served: &Served<Cluster>) -> Option<State> {
-    let why = &served.unread.as_ref()?.why;
-    let message = format!(
-        "{} of the Cluster cannot be read ({why}): its control plane stays as it is. Mend the field, or \
-         delete the Cluster",
-        if why.field.is_empty() { "the object" } else { &why.field }
-    );
-    Some(State::bad("Unreadable", message))
+fn unread(served: &Served<Cluster>) -> Option<State> {
+    unreadable(served).map(|why| State::bad("Unreadable", why))
 }
 
 impl Context {
@@ -208,7 +202,7 @@ impl Context {
         }
         self.add_finalizer(cluster, served).await?;
         let outcome = self.pass(cluster).await?;
-        if let Some(state) = unreadable(served) {
+        if let Some(state) = unread(served) {
             self.record(cluster, &state, false).await;
             return Ok(outcome.due);
         }
@@ -224,7 +218,7 @@ impl Context {
         served: &Served<Cluster>,
     ) -> Result<Option<Duration>, WriteError> {
         let due = self.renew(cluster).await?;
-        if let Some(state) = unreadable(served) {
+        if let Some(state) = unread(served) {
             self.record(cluster, &state, false).await;
         }
         Ok(due)

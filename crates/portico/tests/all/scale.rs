@@ -8,8 +8,8 @@ use crate::proof::*;
 const CLUSTERS: u64 = 2_000;
 /// What a cluster with three routes may add to the memory of the process: Services, endpoints, routes,
 /// counters, and what is remembered of its file. Data only, for the program itself weighs three times as much
-/// where nothing is optimised. A fifth more than was measured, which keeps it from creeping up; whether the
-/// shipped binary as a whole holds its bar is measured in `bench/`.
+/// where nothing is optimised. It was 4,410 to 4,480 when last measured, as the allocator finds room. The bound
+/// keeps it from creeping up; whether the shipped binary as a whole holds its bar is measured in `bench/`.
 const MOST_BYTES_EACH: u64 = 4_600;
 /// Changes whose cost is averaged.
 const CHANGES: u32 = 20;
@@ -60,10 +60,5 @@ fn a_cluster_with_three_routes_costs_less_than_five_kilobytes_and_another_is_ser
         usage.data_kb(),
         ((usage.cpu() - start_cpu) / CHANGES).as_secs_f64() * 1e3,
     ));
-    drop(gateway);
-    // From start to start it differs by a hundred bytes, as the allocator finds room.
-    let again = || (Gateway::start(&site, &[]).usage().data_kb() - empty) * 1024 / CLUSTERS;
-    let least =
-        (0..3).fold(each, |least, _| if least > MOST_BYTES_EACH { least.min(again()) } else { least });
-    assert!(least <= MOST_BYTES_EACH, "{least} bytes a cluster");
+    assert!(each <= MOST_BYTES_EACH, "{each} bytes a cluster");
 }

@@ -4,15 +4,12 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use portico_api::cluster::{Cluster, EXPOSED};
 use portico_expose::exposure::Reachability;
 use portico_kube::events::{Events, Note, Severity};
-use tracing::{debug, warn};
 
-use crate::condition::{says, shown};
+use crate::condition::shown;
 use crate::controllers::exposed::reference;
-use crate::status::{ClusterInfo, ClusterReport, News, StatusHandle};
+use crate::news::News;
+use crate::status::{ClusterInfo, ClusterReport, StatusHandle};
 use crate::write::PUT_BACK;
-
-/// Clusters whose trouble is written to the log one by one; `/status` has all of them.
-const MAX_LOGGED: usize = 10;
 
 /// Records the status of `cluster`, and reports it if it changed. `failed` counts a failed pass.
 pub(super) async fn report(
@@ -42,17 +39,10 @@ pub(super) async fn report(
         let troubled = || clusters.reports.values().filter(|report| !report.exposed).count();
         news.then(|| News { troubled: troubled(), first })
     });
-    let Some(News { troubled, first }) = news else { return };
-    match (exposed, troubled) {
-        (false, ..=MAX_LOGGED) => warn!(cluster = name, reason, "{message}"),
-        _ => debug!(cluster = name, reason, "{message}"),
-    }
-    if first && says(cluster.status.conditions.get(EXPOSED), (*exposed, reason, message)) {
-        return;
-    }
+    let Some(news) = news else { return };
     let severity = if *exposed { Severity::Normal } else { Severity::Warning };
     let note = Note { severity, reason, action: "ExposeCluster", text: message };
-    events.publish(&reference(cluster), note).await;
+    news.publish(cluster, (EXPOSED, *exposed), note, events).await;
 }
 
 /// Says by an Event that `object` of `cluster` is as it was before somebody had changed or deleted it.

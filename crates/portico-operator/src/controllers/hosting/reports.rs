@@ -8,21 +8,15 @@ use portico_kube::apply::merging;
 use portico_kube::events::{Note, Severity};
 use portico_source::served::Served;
 use serde_json::{Map, Value, json};
-use tracing::{debug, warn};
 
 use super::context::{ACTION, AUTHORITIES_END, CONTROL_PLANES, Context};
 use super::health::{self, Health};
-use crate::condition::{State, condition, condition_after, says, shown};
-use crate::controllers::exposed::reference;
-use crate::status::News;
+use crate::condition::{State, condition, condition_after, shown};
 use crate::write::{WriteError, has_condition, must_lead, request};
 
 /// States of every control plane that begins or ends. They cause neither a warning in the log nor one on the
 /// Cluster.
 const EXPECTED: [&str; 3] = ["NotExposed", "Starting", "Terminating"];
-
-/// Clusters whose trouble is written to the log one by one; `/status` has all of them.
-const MAX_LOGGED: usize = 10;
 
 impl Context {
     /// Reports the status of a control plane. `failed` counts a failed pass, and so does a status that cannot
@@ -48,20 +42,11 @@ impl Context {
         let message = &shown(message);
         let news =
             self.status.part(CONTROL_PLANES, |planes| planes.record(name, (*ready, reason, message), failed));
-        let Some(News { troubled, first }) = news else { return };
-        let well = *ready || EXPECTED.contains(reason);
-        match (well, troubled) {
-            (false, ..=MAX_LOGGED) => warn!(cluster = name, reason, "{message}"),
-            _ => debug!(cluster = name, reason, "{message}"),
-        }
-        let condition = cluster.status.conditions.get(CONTROL_PLANE_READY);
-        if first && says(condition, (*ready, reason, message)) {
-            return;
-        }
-        let well = well && *reason != AUTHORITIES_END;
+        let Some(news) = news else { return };
+        let well = (*ready || EXPECTED.contains(reason)) && *reason != AUTHORITIES_END;
         let severity = if well { Severity::Normal } else { Severity::Warning };
         let note = Note { severity, reason, action: ACTION, text: message };
-        self.events.publish(&reference(cluster), note).await;
+        news.publish(cluster, (CONTROL_PLANE_READY, *ready), note, &self.events).await;
     }
 
     /// Writes conditions, health and phase, if they say something else than before.
@@ -212,18 +197,6 @@ mod tests {
         let state = State::bad("InvalidConfiguration", "x".repeat(50_000));
         context(&FakeApi::default()).record(&cluster(json!({})), &state, false).await;
         assert_eq!(lines.messages().iter().map(|line| line.chars().count()).collect::<Vec<_>>(), [2_001]);
-    }
-
-    #[tokio::test]
-    async fn a_new_leader_writes_no_event_of_what_the_condition_says() {
-        let state = State::bad("QuotaExceeded", "the seed has enough".to_owned());
-        let (before, _) = condition(None, false, state.reason, &state.message);
-        let cluster = cluster(json!({CONTROL_PLANE_READY: before}));
-        let (api, other) = (FakeApi::default(), State::bad("QuotaExceeded", "another limit".to_owned()));
-        context(&api).record(&cluster, &state, false).await;
-        assert_eq!(api.reasons(), [""; 0]);
-        context(&api).record(&cluster, &other, false).await;
-        assert_eq!(api.reasons(), ["QuotaExceeded"]);
     }
 
     #[test]
