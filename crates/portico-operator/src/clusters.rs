@@ -144,8 +144,8 @@ pub(crate) fn unreadable(served: &Served<Cluster>) -> Option<String> {
     let why = &served.unread.as_ref()?.why;
     let field = if why.field.is_empty() { "the object" } else { &why.field };
     Some(format!(
-        "{}: {field} cannot be read ({why}): what was made for it stays as it is. Mend the field, or delete the \
-         Cluster",
+        "{}: {field} cannot be read ({why}): what was made for it stays as it is. Mend the field, or \
+         delete the Cluster",
         served.reference
     ))
 }

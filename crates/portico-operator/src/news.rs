@@ -60,7 +60,7 @@ mod tests {
 
     const NAME: &str = "SomethingReady";
 
-    /// Publishes what is new of a Cluster whose condition is said to be `said`. Returns the reasons of Events.
+    /// Publishes what is new of a Cluster whose condition says `said`. Returns the reasons of the Events.
     async fn published(news: News, said: &str) -> Vec<String> {
         let (before, _) = condition(None, false, "QuotaExceeded", said);
         let cluster = json!({"metadata": {"name": "a"}, "status": {"conditions": {NAME: before}}});

@@ -8,8 +8,9 @@ use crate::proof::*;
 const CLUSTERS: u64 = 2_000;
 /// What a cluster with three routes may add to the memory of the process: Services, endpoints, routes,
 /// counters, and what is remembered of its file. Data only, for the program itself weighs three times as much
-/// where nothing is optimised. It was 4,410 to 4,480 when last measured, as the allocator finds room. The bound
-/// keeps it from creeping up; whether the shipped binary as a whole holds its bar is measured in `bench/`.
+/// where nothing is optimised. It was 4,410 to 4,480 when last measured, as the allocator finds room. The
+/// bound keeps it from creeping up; whether the shipped binary as a whole holds its bar is measured in
+/// `bench/`.
 const MOST_BYTES_EACH: u64 = 4_600;
 /// Changes whose cost is averaged.
 const CHANGES: u32 = 20;
