@@ -76,7 +76,7 @@ fn of_door(plan: &Plan, exposure: &Exposure, found: &Found) -> Reachability {
     if let Some(port) = unpublished(plan, found) {
         let message = format!(
             "{url}: the load balancer in front does not publish port {port}; if this stays, its condition \
-             portico.k8c.io/Published says why: kubectl describe the front Service"
+             portico.k8c.io/Published says why: kubectl get service -o yaml, of the front Service"
         );
         return Reachability::no("PortNotPublished", message);
     }

@@ -113,8 +113,8 @@ pub(super) fn troubles_of(plan: &FrontPlan) -> Troubles {
     let waiting = waiting(plan, WhyWaiting::ListenerLimit);
     if !waiting.is_empty() {
         let text = format!(
-            "All {} listeners are in use; {} ports wait for one: {}. Raise --listener-limit if the load \
-             balancer allows it, or expose clusters by SNI",
+            "All {} listeners are in use; ports that wait for one ({}): {}. Raise --listener-limit if the \
+             load balancer allows it, or expose clusters by SNI",
             plan.limit.unwrap_or_default(),
             waiting.len(),
             named(&waiting)
@@ -124,8 +124,8 @@ pub(super) fn troubles_of(plan: &FrontPlan) -> Troubles {
     let waiting = self::waiting(plan, WhyWaiting::NumberTaken);
     if !waiting.is_empty() {
         let text = format!(
-            "{} ports cannot be published, because another Service or the gateway has their number: {}. Give \
-             them another nodePort",
+            "ports whose number another Service or the gateway has cannot be published ({}): {}. Give them \
+             another nodePort",
             waiting.len(),
             named(&waiting)
         );
@@ -134,8 +134,8 @@ pub(super) fn troubles_of(plan: &FrontPlan) -> Troubles {
     let waiting = self::waiting(plan, WhyWaiting::NamespaceLimit);
     if !waiting.is_empty() {
         let text = format!(
-            "{} ports are not published, because their namespace has {MAX_PORTS_OF_NAMESPACE} others beside \
-             those of its control plane: {}. Expose these Services by SNI, or not at all",
+            "of a namespace {MAX_PORTS_OF_NAMESPACE} ports are published, beside those of its control plane; \
+             not so ({}): {}. Expose these Services by SNI, or not at all",
             waiting.len(),
             named(&waiting)
         );
@@ -220,7 +220,7 @@ mod tests {
         let both = plan(&[("a", WhyWaiting::NamespaceLimit), ("b", WhyWaiting::NumberTaken)]);
         let news = update(&mut announced, &both);
         assert_eq!(reasons(&news), ["PortNumberTaken", "NamespaceLimitReached"]);
-        assert!(news[1].text.contains("1 ports are not published, because their namespace has 50 others"));
+        assert!(news[1].text.contains("of a namespace 50 ports are published"));
         let ended = update(&mut announced, &plan(&[("b", WhyWaiting::NumberTaken)]));
         assert_eq!(reasons(&ended), ["NamespaceLimitLeft"]);
     }
