@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use portico_api::text::one_line;
 use tokio::time::Instant;
 
 use crate::counting::Histogram;
 
 /// Kinds of answers that are counted: an API server has a dozen.
 const MAX_ANSWERS: usize = 64;
+
+/// Characters of a reason: of those that Kubernetes has, the longest has half as many.
+const LONGEST_REASON: usize = 64;
 
 /// Requests by what the API server answered, with their times in `N` buckets and one above them.
 #[derive(Debug, Default)]
@@ -56,9 +60,9 @@ impl<const N: usize> Requests<N> {
         let begun = Instant::now();
         let answer = request.await;
         match &answer {
-            Ok(_) => self.answered(bounds, 200, String::new(), begun.elapsed()),
+            Ok(_) => self.answered(bounds, 200, "", begun.elapsed()),
             Err(kube::Error::Api(status)) => {
-                self.answered(bounds, status.code, status.reason.clone(), begun.elapsed());
+                self.answered(bounds, status.code, &status.reason, begun.elapsed());
             }
             Err(_) => {}
         }
@@ -66,11 +70,24 @@ impl<const N: usize> Requests<N> {
     }
 
     /// Counts one answer.
-    pub(crate) fn answered(&self, bounds: &[f64; N], status: u16, reason: String, took: Duration) {
+    pub(crate) fn answered(&self, bounds: &[f64; N], status: u16, reason: &str, took: Duration) {
         let mut all = self.all();
-        let key = (status, reason);
+        let key = (status, one_line(reason, LONGEST_REASON));
         if all.len() < MAX_ANSWERS || all.contains_key(&key) {
             all.entry(key).or_default().observe(bounds, took);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_of_any_length_takes_little_memory() {
+        let requests = Requests::<1>::default();
+        requests.answered(&[1.0], 500, &"r".repeat(1_000_000), Duration::ZERO);
+        let [(500, reason, 1)] = &requests.answers()[..] else { panic!("one answer") };
+        assert_eq!(reason.chars().count(), LONGEST_REASON + 1, "with a sign that it was cut");
     }
 }

@@ -13,8 +13,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{HeaderValue, Request, Response, Uri};
-use http_body_util::Limited;
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body as HttpBody, Bytes, Incoming};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
@@ -111,10 +111,24 @@ pub fn limited(client: Client, longest: usize) -> Client {
         let client = client.clone();
         async move {
             let response = client.send(request).await?;
-            Ok::<_, kube::Error>(response.map(|body| Limited::new(body, longest)))
+            Ok::<_, kube::Error>(response.map(|body| limit(body, longest)))
         }
     });
     Client::new(service, namespace)
+}
+
+/// An answer of which no more is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the answer of the API server is longer than {0} bytes, and is not read to its end")]
+pub(crate) struct TooLong(usize);
+
+/// The body of an answer, which fails by [`TooLong`] after `longest` bytes.
+fn limit<B>(body: B, longest: usize) -> impl HttpBody<Data = Bytes, Error = BoxError> + use<B>
+where
+    B: HttpBody<Data = Bytes, Error: Into<BoxError>>,
+{
+    Limited::new(body, longest)
+        .map_err(move |error| if error.is::<LengthLimitError>() { TooLong(longest).into() } else { error })
 }
 
 /// Both as one; what the first says stays.
@@ -157,7 +171,7 @@ pub(crate) async fn bounded(
     }
     let service = service(&config, Arc::new(dialer), connect_timeout).map_err(refused)?;
     // As in `limited`, without a client within a client: there may be hundreds.
-    let service = service.map_response(move |response| response.map(|body| Limited::new(body, longest)));
+    let service = service.map_response(move |response| response.map(|body| limit(body, longest)));
     Ok(Client::new(service, config.default_namespace))
 }
 

@@ -21,7 +21,10 @@ const LONGEST: usize = 4_096;
 /// If the API server itself returned a status, the text is that status, with what to do about it.
 pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
-    let said = causes.find_map(|cause| cause.downcast_ref());
+    let said = causes.find_map(|cause| {
+        let boxed = || cause.downcast_ref::<Box<kube::Error>>().map(|error| &**error);
+        cause.downcast_ref().or_else(boxed)
+    });
     if let Some(kube::Error::SerdeError(error)) = said {
         return no_api(&fit(&error.to_string()));
     }
@@ -120,6 +123,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_refused_write_is_described_as_a_refused_read_is() {
+        let status = json!({"status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"});
+        let refused = kube::Error::Api(serde_json::from_value(status).unwrap());
+        let read = describe(&refused);
+        assert_eq!(read, "the API server answered 403: no; grant it, the rules are in deploy/");
+        let write = crate::apply::ApplyError { name: "a".to_owned(), source: Box::new(refused) };
+        assert_eq!(write.to_string(), format!("cannot apply a: {read}"));
+        #[derive(Debug, thiserror::Error)]
+        #[error("writing: {}", describe(.0))]
+        struct Around(#[source] crate::apply::ApplyError);
+        assert_eq!(Around(write).to_string(), format!("writing: {read}"));
+    }
 
     #[test]
     fn a_missing_right_is_described_in_the_words_of_the_api_server() {

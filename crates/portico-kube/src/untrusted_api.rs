@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, Method, Request, header};
-use http_body_util::{BodyExt, LengthLimitError};
+use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
@@ -25,7 +25,7 @@ use tokio::time::timeout;
 
 use crate::FIELD_MANAGER;
 use crate::apply::{contains, is_applied, is_ours};
-use crate::client::{self, ClientError};
+use crate::client::{self, ClientError, TooLong};
 use crate::error::describe;
 use crate::json::may_hold_more_than;
 
@@ -316,7 +316,7 @@ fn path_of(url: &str) -> &str {
 
 fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> UntrustedApiError {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
-    if causes.any(|cause| cause.is::<LengthLimitError>()) {
+    if causes.any(|cause| cause.is::<TooLong>()) {
         return UntrustedApiError::TooLong(what.to_owned());
     }
     UntrustedApiError::Unreachable { what: what.to_owned(), why: quoted(&describe(error)) }

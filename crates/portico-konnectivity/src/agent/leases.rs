@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use http::{Request, Response};
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::client::Body;
 use kube::core::Status;
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
+use portico_api::text::printable;
+use portico_kube::client::limited;
+use portico_kube::error::describe;
 use portico_kube::watch::{Progress, labelled};
+use portico_net::line_limit::{LineLimit, Pace};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -21,17 +24,24 @@ use tower::service_fn;
 
 use super::settings::{CountSource, Leases};
 use super::shared::{DIAL_BUCKETS, Shared};
-use crate::lease::expires;
+use crate::lease::{LONGEST_ANSWER, Lease, expires};
 
 /// Between two looks at which Leases have expired: nothing reports that. Longer than between two renewals, of
 /// which one at least comes meanwhile if any server and the API server are there.
 const LOOK: Duration = Duration::from_secs(20);
+
+/// Leases that are counted: many times as many as an agent has connections to servers. A list may be endless.
+const MOST: usize = 4_096;
 
 /// The number of servers, followed by a task of its own while this is held.
 pub(super) struct Count {
     /// `None` until the first list.
     valid: watch::Receiver<Option<u32>>,
     task: Option<AbortHandle>,
+    /// Between two changes, at least. Each begins an attempt, and the number may change without end.
+    pause: Duration,
+    /// When the next change may be reported.
+    next: Instant,
 }
 
 impl Count {
@@ -40,11 +50,13 @@ impl Count {
         *self.valid.borrow()
     }
 
-    /// Returns when the number changes.
+    /// Returns when the number has changed, once in each interval at most.
     pub(super) async fn changed(&mut self) {
+        sleep_until(self.next).await;
         if self.valid.changed().await.is_err() {
             std::future::pending().await
         }
+        self.next = Instant::now() + self.pause;
     }
 }
 
@@ -66,17 +78,19 @@ pub(super) fn count(shared: &Arc<Shared>) -> Count {
             Some(task.abort_handle())
         }
     };
-    Count { valid, task }
+    Count { valid, task, pause: shared.settings.sync_interval, next: Instant::now() }
 }
 
 /// Follows the Leases. A failed request is tried again, and the last count that succeeded stays.
 async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option<u32>>) {
-    let api: Api<Lease> = Api::namespaced(counted(leases.client, &shared), &leases.namespace);
+    let client = limited(leases.client, LONGEST_ANSWER);
+    let api: Api<Lease> = Api::namespaced(counted(client, &shared), &leases.namespace);
     let mut signs = std::pin::pin!(labelled(api, &leases.selector));
     let mut known = HashMap::new();
     let mut listing = HashMap::new();
     let mut is_listed = false;
-    let mut look = Instant::now() + LOOK;
+    let (lines, begun) = (LineLimit::default(), Instant::now());
+    let mut look = begun + LOOK;
     // Whether the API server has sent anything since the last look. Otherwise renewals may be missing, and
     // not servers.
     let mut has_responded = false;
@@ -98,7 +112,9 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
                         continue;
                     }
                     Ok(Progress::Event(Event::InitApply(lease))) => {
-                        listing.insert(lease.name_any(), expires(&lease));
+                        if listing.len() < MOST {
+                            listing.insert(lease.name_any(), expires(&lease));
+                        }
                         continue;
                     }
                     Ok(Progress::Event(Event::InitDone)) => {
@@ -106,19 +122,24 @@ async fn follow(leases: Leases, shared: Arc<Shared>, valid: watch::Sender<Option
                         is_listed = true;
                     }
                     Ok(Progress::Event(Event::Apply(lease))) => {
-                        known.insert(lease.name_any(), expires(&lease));
+                        let name = lease.name_any();
+                        if known.len() < MOST || known.contains_key(&name) {
+                            known.insert(name, expires(&lease));
+                        }
                     }
                     Ok(Progress::Event(Event::Delete(lease))) => drop(known.remove(&lease.name_any())),
                     Ok(Progress::Alive) => continue,
                     Err(error) => {
                         shared.counters.lease_failures.fetch_add(1, Relaxed);
-                        let remedy = "the agent needs list and watch on leases of coordination.k8s.io there";
-                        tracing::warn!(
-                            %error,
-                            namespace = leases.namespace,
-                            selector = leases.selector,
-                            "cannot follow the Leases of servers; their last count stays; {remedy}"
-                        );
+                        if let Some(left_out) = lines.admit(Pace::WARNINGS, begun.elapsed()) {
+                            tracing::warn!(
+                                error = %printable(&describe(&error)),
+                                namespace = leases.namespace,
+                                selector = leases.selector,
+                                left_out,
+                                "cannot list or watch the Leases of servers; their last count stays"
+                            );
+                        }
                         continue;
                     }
                 }
@@ -145,7 +166,7 @@ fn counted(client: Client, shared: &Arc<Shared>) -> Client {
             let requests = if is_watch { &counters.lease_watches } else { &counters.lease_lists };
             let begun = Instant::now();
             let (response, reason) = reason(client.send(request).await?).await?;
-            requests.answered(&DIAL_BUCKETS, response.status().as_u16(), reason, begun.elapsed());
+            requests.answered(&DIAL_BUCKETS, response.status().as_u16(), &reason, begun.elapsed());
             Ok::<_, kube::Error>(response)
         }
     });
@@ -161,4 +182,34 @@ async fn reason(response: Response<Body>) -> kube::Result<(Response<Body>, Strin
     let body = body.collect_bytes().await?;
     let status = serde_json::from_slice::<Status>(&body).unwrap_or_default();
     Ok((Response::from_parts(head, Body::from(body)), status.reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_number_of_servers_that_changes_all_the_time_is_reported_once_an_interval() {
+        let (sender, valid) = watch::channel(None);
+        let (pause, begun) = (Duration::from_secs(1), Instant::now());
+        let mut count = Count { valid, task: None, pause, next: begun };
+        let changes = async {
+            for servers in 0.. {
+                sender.send_replace(Some(servers));
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let reports = async {
+            for _ in 0..5 {
+                count.changed().await;
+            }
+        };
+        tokio::select! {
+            () = changes => {}
+            () = reports => {}
+        }
+        assert!(begun.elapsed() >= 4 * pause, "{:?}", begun.elapsed());
+    }
 }

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 
 use super::claims::{Binding, forbidden};
 use super::counters::{Counted, Counters};
-use super::settings::LONGEST_ANSWER;
+use crate::lease::LONGEST_ANSWER;
 
 /// Reviews at a time of agents that come by one address. It may be that of a gateway, with a whole site
 /// behind it.
@@ -71,11 +71,11 @@ pub(crate) enum Refusal {
     #[error("{0}")]
     Review(String),
     /// The API server was asked, and has not said whether its token is good. It may be, the next time.
-    #[error(
-        "the API server cannot review the token: no answer within {REVIEW:?}; until it answers, no dial \
-         waits for a first agent"
-    )]
+    #[error("the API server cannot review the token: no answer within {REVIEW:?}")]
     Unanswered,
+    /// It left before that. It may come back.
+    #[error("it left before the API server had reviewed its token")]
+    Left,
     /// Its token was not reviewed, because too many others wait. It may be good, the next time.
     #[error(
         "as many agents as may wait for the review of their token already: {MAX_WAITING_PER_ADDRESS} of one \
@@ -104,7 +104,7 @@ impl Refusal {
         match self {
             Self::Metadata(_) => "metadata",
             Self::Token(_) => "token",
-            Self::Review(_) | Self::Unanswered | Self::Crowd => "review",
+            Self::Review(_) | Self::Unanswered | Self::Left | Self::Crowd => "review",
             Self::Identifiers { .. } => "identifiers",
             Self::Full(_) => "full",
         }
@@ -114,7 +114,7 @@ impl Refusal {
     /// is until it has started.
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::Review(_) | Self::Unanswered | Self::Crowd => Code::UNAVAILABLE,
+            Self::Review(_) | Self::Unanswered | Self::Left | Self::Crowd => Code::UNAVAILABLE,
             Self::Full(_) => Code::RESOURCE_EXHAUSTED,
             _ => Code::UNKNOWN,
         }
@@ -410,7 +410,7 @@ mod tests {
         let review = serde_json::to_string(&TokenReview::default()).unwrap();
         for status in [200, 500] {
             let refused = reviewed_by(answering(status, review.clone() + &" ".repeat(LONGEST_ANSWER))).await;
-            assert!(refused.to_string().contains("length limit"), "{refused}");
+            assert!(refused.to_string().contains("is longer than 1048576 bytes"), "{refused}");
         }
         let refused = reviewed_by(answering(200, review + &" ".repeat(LONGEST_ANSWER / 2))).await;
         assert!(matches!(refused, Refusal::Token(_)), "{refused}");

@@ -8,10 +8,10 @@ use std::convert::Infallible;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Preconditions};
+use kube::core::TypeMeta;
 use kube::{Api, Client, ResourceExt};
 use portico_api::text::printable;
 use portico_kube::apply::writing;
@@ -22,8 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Status;
 use super::lease_counters::{LeaseCounters, REQUEST_BUCKETS};
-use super::settings::LONGEST_ANSWER;
-use crate::lease::expires;
+use crate::lease::{LONGEST_ANSWER, Lease, LeaseSpec, expires, micro_time};
 
 /// How long a Lease is valid without renewal.
 const DURATION: Duration = Duration::from_secs(30);
@@ -77,9 +76,11 @@ impl ServerLease {
     pub async fn run(&self) -> Infallible {
         loop {
             let begun = Instant::now();
-            let is_renewed = self.does("renew its Lease", self.renew()).await;
+            let uncounted = "agents do not count it once its Lease has run out, 30 s after the last renewal";
+            let is_renewed = self.does("renew its Lease", uncounted, self.renew()).await;
             if is_renewed {
-                self.does("remove Leases of servers that are gone", self.cull()).await;
+                let harmless = "no agent counts them";
+                self.does("remove Leases of servers that are gone", harmless, self.cull()).await;
             }
             sleep_until(begun + if is_renewed { RENEW } else { RETRY }).await;
         }
@@ -88,22 +89,19 @@ impl ServerLease {
     /// Removes the Lease: agents need not look for this server any more.
     pub async fn release(&self) {
         let delete = async { self.api.delete(&self.name, &DeleteParams::default()).await.map(drop) };
-        self.does("remove its Lease", delete).await;
+        self.does("remove its Lease", "it runs out within 30 s", delete).await;
     }
 
-    /// Returns whether a step succeeded.
-    async fn does(&self, what: &'static str, step: impl Future<Output = kube::Result<()>>) -> bool {
+    /// Returns whether a step succeeded. `effect` is what follows if it does not.
+    async fn does(&self, what: &str, effect: &str, step: impl Future<Output = kube::Result<()>>) -> bool {
         let (problem, is_denied) = match timeout(RETRY, step).await {
             Ok(Ok(())) => return true,
             Ok(Err(error)) => (printable(&describe(&error)), is_denied(&error)),
             Err(_) => (format!("it was not done within {RETRY:?}"), false),
         };
         self.counters().failed.fetch_add(1, Relaxed);
-        let remedy = if is_denied { RIGHTS } else { "a Lease that is not renewed runs out after 30 s" };
-        tracing::warn!(
-            lease = %self.name, error = %problem,
-            "the server cannot {what}; {remedy}, and agents count it by this Lease"
-        );
+        let remedy = if is_denied { RIGHTS } else { "it tries again" };
+        tracing::warn!(lease = %self.name, error = %problem, "the server cannot {what}; {effect}; {remedy}");
         false
     }
 
@@ -116,7 +114,14 @@ impl ServerLease {
             Some(lease) => (lease, false),
             None => {
                 let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
-                (Lease { metadata, spec: None }, true)
+                (
+                    Lease {
+                        types: Some(TypeMeta::resource::<Lease>()),
+                        metadata,
+                        spec: LeaseSpec::default(),
+                    },
+                    true,
+                )
             }
         };
         let (lease, params) = (self.renewed(found, Timestamp::now()), writing());
@@ -131,12 +136,9 @@ impl ServerLease {
     /// The Lease as this server wants it. What others wrote beside it stays.
     fn renewed(&self, mut lease: Lease, now: Timestamp) -> Lease {
         lease.metadata.labels.get_or_insert_default().extend(self.labels.clone());
-        lease.spec = Some(LeaseSpec {
-            holder_identity: Some(self.status.0.settings.id.clone()),
-            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
-            renew_time: Some(MicroTime(now)),
-            ..lease.spec.unwrap_or_default()
-        });
+        lease.spec.holder_identity = Some(self.status.0.settings.id.clone());
+        lease.spec.lease_duration_seconds = i32::try_from(DURATION.as_secs()).ok();
+        lease.spec.renew_time = Some(micro_time(now));
         lease
     }
 
@@ -171,7 +173,10 @@ impl ServerLease {
             Ok(_) => {
                 counters.culled.fetch_add(1, Relaxed);
                 if let Some(left_out) = self.lines.admit(Pace::WARNINGS, self.begun.elapsed()) {
-                    tracing::info!(lease = %name, left_out, "removed the Lease of a server that is gone");
+                    tracing::info!(
+                        lease = %name, left_out,
+                        "removed a Lease that had run out; if its server is there, compare the clocks"
+                    );
                 }
                 Ok(())
             }

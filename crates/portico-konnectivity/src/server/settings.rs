@@ -17,10 +17,6 @@ pub(crate) const FIRST_AGENT: Duration = Duration::from_secs(20);
 /// ours takes twice as many by default (`--max-dials`), so that others find room beside them.
 pub(crate) const MAX_STARTING: usize = 500;
 
-/// The longest answer of the API server that is read, to a review or to a page of Leases: what it says may be
-/// in the hands of a cluster's users.
-pub(crate) const LONGEST_ANSWER: usize = 1 << 20;
-
 /// How long a client may take for TLS and the HTTP/2 preface, and an agent for its Connect after that.
 pub(crate) const HELLO: Duration = Duration::from_secs(10);
 

@@ -170,13 +170,15 @@ where
         }
     };
     let dialled = tokio::select! {
-        dialled = shared.dial(&address) => dialled,
+        // First, so that no agent is asked for what is refused.
+        biased;
         is_there = sends_too_much(stream, &mut bytes) => {
             if is_there {
                 refuse(stream, too_much().as_bytes()).await;
             }
             return None;
         }
+        dialled = shared.dial(&address) => dialled,
         () = shared.stopped() => Err(DialError::Draining),
     };
     match dialled {

@@ -386,9 +386,9 @@ async fn a_server_that_sends_goaway_is_replaced_and_its_connections_go_on() {
 /// How long a Lease is valid: longer than an agent takes to start.
 const VALID: Duration = Duration::from_secs(5);
 
-/// An API server that lists Leases of `servers` servers, valid for [`VALID`] from now on, and whose watches
-/// end at once.
-fn leases_of(servers: usize) -> Client {
+/// An API server that lists Leases of `servers` servers, valid for [`VALID`] from now on, in an answer with
+/// that many more bytes. Its watches end at once.
+fn leases_of(servers: usize, more: usize) -> Client {
     let renewed = MicroTime(Timestamp::now());
     let leases: Vec<_> = (0..servers)
         .map(|number| Lease {
@@ -401,12 +401,30 @@ fn leases_of(servers: usize) -> Client {
         })
         .collect();
     let list = serde_json::json!({ "metadata": { "resourceVersion": "1" }, "items": leases }).to_string();
+    let list = list + &" ".repeat(more);
     let service = service_fn(move |request: Request<Body>| {
         let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
         let body = if is_watch { Vec::new() } else { list.clone().into_bytes() };
         async { Ok::<_, kube::Error>(Response::new(Body::from(body))) }
     });
     Client::new(service, "kube-system")
+}
+
+fn counted_by(client: Client) -> CountSource {
+    let (namespace, selector) = ("kube-system".to_owned(), "k8s-app=konnectivity-server".to_owned());
+    CountSource::Leases(Leases { client, namespace, selector })
+}
+
+#[tokio::test]
+async fn an_answer_about_leases_that_is_too_long_is_not_read_to_its_end() {
+    let pki = pki();
+    let mut server = Server::start(&pki, &[Says::ours("s")]).await;
+    let mut settings = settings(&pki, &[server.address]);
+    settings.count = counted_by(leases_of(3, 1 << 20));
+    let agent = Agent::start(settings);
+    let _connect = server.connect().await;
+    until(|| agent.counters().lease_failures.load(Relaxed) > 0).await;
+    assert_eq!(agent.known_servers(), 1);
 }
 
 #[tokio::test]
@@ -416,11 +434,7 @@ async fn the_last_count_of_leases_stays_while_the_api_server_is_away() {
     let mut server = Server::start(&pki, &[Says::ours("s")]).await;
     let api = FaultyApi::default();
     let mut settings = settings(&pki, &[server.address]);
-    settings.count = CountSource::Leases(Leases {
-        client: api.client(&leases_of(3)),
-        namespace: "kube-system".to_owned(),
-        selector: "k8s-app=konnectivity-server".to_owned(),
-    });
+    settings.count = counted_by(api.client(&leases_of(3, 0)));
     let agent = Agent::start(settings);
     let _connect = server.connect().await;
     until(|| agent.known_servers() == 3).await;

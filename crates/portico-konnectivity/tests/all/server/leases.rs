@@ -34,11 +34,14 @@ async fn a_right_is_named_only_if_the_api_server_says_that_it_is_missing() {
     assert!(!line.contains(right) && line.contains("runs out"), "{line}");
 }
 
-/// An API server with two pages of Leases, of which one each has expired. Tells what it was asked.
+/// An API server with two pages of Leases, of which none is valid. Tells what it was asked.
 fn two_pages(asked: mpsc::UnboundedSender<String>) -> Client {
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let (method, uri) = (request.method().clone(), request.uri().to_string());
-        let lease = |name: &str| json!({"metadata": {"name": name, "resourceVersion": "1"}});
+        // The API server takes that date, and nothing here reads it.
+        let spec = json!({"leaseDurationSeconds": 30, "renewTime": "9999-12-31T23:59:59.000000Z"});
+        let lease =
+            |name: &str| json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec.clone()});
         let page = |name: &str, next: &str| {
             json!({"apiVersion": "coordination.k8s.io/v1", "kind": "LeaseList",
                 "metadata": {"continue": next}, "items": [lease(name)]})
