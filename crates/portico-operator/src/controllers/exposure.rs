@@ -589,6 +589,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_cluster_that_is_left_to_another_client_is_exposed_for_as_long_as_its_services_are_there() {
+        let api = seed();
+        api.apply_all();
+        start(&api);
+        sleep(Duration::from_mins(1)).await;
+        for _ in 0..4 {
+            let mut namespace = api.all_of("namespaces").remove(0);
+            namespace["metadata"]["labels"].as_object_mut().unwrap().remove(MANAGED_BY.0);
+            api.put_of("namespaces", namespace);
+            sleep(Duration::from_secs(10)).await;
+        }
+        let [holds, reason, message] = said(&api);
+        assert_eq!((&*holds, &*reason), ("True", "ForeignWriter"), "{message}");
+        api.delete("cluster-a/apiserver-external");
+        sleep(Duration::from_mins(1)).await;
+        let [holds, reason, message] = said(&api);
+        assert_eq!((&*holds, &*reason), ("False", "ForeignWriter"), "{message}");
+        assert!(message.contains("Service apiserver-external is not made meanwhile"), "{message}");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn beside_kkp_a_cluster_that_cannot_be_read_is_told_of() {
         let (api, kkp) = (seed(), portico_api::kkp::DEPLOYMENT);
         let selector = json!({"matchLabels": {"app.kubernetes.io/name": kkp}});

@@ -114,7 +114,7 @@ impl Context {
         let kind_and_name = first.replace(&format!("{namespace}/"), "").to_lowercase();
         let mut message = format!(
             "not made by this operator, so nothing is written: {}. To hand one over: kubectl label -n \
-             {namespace} {kind_and_name} {}={}",
+             {namespace} {kind_and_name} {}={} --overwrite",
             found.join(", "),
             MANAGED_BY.0,
             MANAGED_BY.1

@@ -98,6 +98,7 @@ impl Context {
             }
             Err(several) => return Ok(refused(several.to_string())),
         };
+        let own = cluster.name().namespace();
         let mut found = self.found(cluster);
         let scope = match usable(cluster, &seeds, Some(&configuration)) {
             Ok(scope) => scope,
@@ -115,15 +116,20 @@ impl Context {
         if let Some(message) =
             self.backoffs().get_mut(name).and_then(|backoffs| backoffs.yielded(Instant::now()))
         {
-            let message = format!("{message}; stop that writer, this one waits");
-            return Ok(stopped(true, "ForeignWriter", message));
+            let there = |service: &&Wanted| self.services.get(&own, &service.name).is_some();
+            let missing = wanted.services.iter().find(|service| !there(service));
+            let missing =
+                missing.map(|service| format!(", and Service {} is not made meanwhile", service.name));
+            let exposed = missing.is_none();
+            let missing = missing.unwrap_or_default();
+            let message = format!("{message}{missing}; stop that writer, this one waits");
+            return Ok(stopped(exposed, "ForeignWriter", message));
         }
         let name_known = self.resolve(cluster, &wanted, &mut found);
         if let Ok(anew) = plan(&found) {
             wanted = anew;
         }
 
-        let own = cluster.name().namespace();
         if let Some(stopped) = self.namespace_in_the_way(cluster) {
             return Ok(stopped);
         }
@@ -186,9 +192,9 @@ impl Context {
         if !belongs_to(&seen, cluster) {
             let writer = seen.other_writer().unwrap_or("somebody else");
             let message = format!(
-                "Namespace {own} was made by {writer}, not for this cluster: nothing is written into it. Use \
-                 another name, or, if it is the cluster's own: kubectl label namespace {own} \
-                 {CLUSTER_LABEL}={name}"
+                "Namespace {own} is not labelled as this cluster's ({writer} wrote it last): nothing is \
+                 written into it. Use another name, or, if it is the cluster's own: kubectl label namespace \
+                 {own} {CLUSTER_LABEL}={name} --overwrite"
             );
             return Some(stopped(false, "NamespaceTaken", message));
         }
