@@ -139,14 +139,25 @@ pub(crate) fn inside(cluster: &Cluster) -> Option<Link> {
     })
 }
 
+/// The remedy where a cluster has no Service.
+fn maker(cluster: &Cluster) -> &'static str {
+    if cluster.spec.pause {
+        return "the Cluster is paused, so nobody makes it: remove spec.pause";
+    }
+    match cluster.status.conditions.get(EXPOSED) {
+        Some(found) if &*found.reason == "ForeignWriter" => "as the condition says: stop that client",
+        _ => "portico operator makes it, or KKP's controllers: see that one of them runs",
+    }
+}
+
 /// The Service that exposes the API server, and the keys that it claims.
-pub(crate) fn service(namespace: &str, rows: &[RouteRow]) -> Link {
+pub(crate) fn service(cluster: &Cluster, namespace: &str, rows: &[RouteRow]) -> Link {
     const LINK: &str = "Service";
     let Some(first) = of_api_server(rows).next() else {
         return Link::broken(
             LINK,
             format!("no Service {namespace}/{APISERVER} asks to be exposed"),
-            "portico operator makes it, or KKP's controllers: see that one of them runs",
+            maker(cluster),
         );
     };
     for row in of_api_server(rows) {
@@ -390,5 +401,21 @@ mod tests {
         found.status = "True".into();
         cluster.status.conditions.insert(EXPOSED.into(), found);
         assert_eq!(condition(&cluster).state, State::Holds);
+    }
+
+    #[test]
+    fn a_cluster_without_a_service_is_mended_where_somebody_keeps_it_from_being_made() {
+        let mut cluster = Cluster::default();
+        let remedy = |cluster: &Cluster| service(cluster, "cluster-a", &[]).remedy.to_string();
+        assert!(remedy(&cluster).contains("see that one of them runs"));
+        let found = portico_api::cluster::ClusterCondition {
+            status: "False".into(),
+            reason: "ForeignWriter".into(),
+            ..Default::default()
+        };
+        cluster.status.conditions.insert(EXPOSED.into(), found);
+        assert!(remedy(&cluster).contains("stop that client"));
+        cluster.spec.pause = true;
+        assert!(remedy(&cluster).contains("remove spec.pause"));
     }
 }

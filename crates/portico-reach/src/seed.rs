@@ -149,7 +149,7 @@ impl SeedSnapshot {
         });
         found.push(links::configuration(own));
         found.push(links::condition(cluster));
-        found.push(links::service(&namespace, rows));
+        found.push(links::service(cluster, &namespace, rows));
         found.push(links::endpoints(rows));
         let strategy = self.in_force(cluster).unwrap_or_default();
         let Some(row) = way_in(strategy, rows) else {
