@@ -9,11 +9,16 @@ mod resources;
 
 use portico_api::annotations::{ENDPOINTS, FEATURE_GATES, LAYOUT, PROMETHEUS, WITHOUT};
 use portico_api::cluster::{Cluster, HostingSpec};
+use portico_api::configuration::KubermaticConfiguration;
 use portico_api::hosting::{Layout, LeaderElection, Oidc, PodSettings};
 use portico_api::meta::Kind;
+use portico_api::problem::Problem;
+use portico_api::seed::Seed;
 use portico_api::setting::Setting;
 use portico_expose::findings::{Findings, Verdict};
 use portico_expose::inputs::Scope;
+use portico_expose::resolve::{seed_of, strategy};
+use portico_expose::validate::usable;
 
 use crate::config::required_claims;
 use crate::inside::left_out;
@@ -44,6 +49,29 @@ pub fn validate(scope: &Scope<'_>, settings: &Settings) -> Verdict {
     parts(cluster, &mut findings);
     not_followed(cluster, hosting, &mut findings);
     findings.verdict
+}
+
+/// The problems that keep `cluster` from being hosted, if it asks for it. Those that keep it from being
+/// exposed are found by others, and hide none of these but in the same field.
+pub fn problems<S: AsRef<Seed>>(
+    cluster: &Cluster,
+    seeds: &[S],
+    configuration: Option<&KubermaticConfiguration>,
+) -> Vec<Problem> {
+    if !cluster.has_layout() {
+        return Vec::new();
+    }
+    let unknown = Seed::default();
+    let others = usable(cluster, seeds, configuration).err().unwrap_or_default();
+    let seed = seed_of(cluster, seeds).map_or(&unknown, AsRef::as_ref);
+    let decision = strategy(cluster, seed, configuration);
+    let mut problems =
+        validate(&Scope { cluster, decision, seed, configuration }, &Settings::default()).problems;
+    problems.retain(|problem| {
+        let same_field = |other: &Problem| other.field.starts_with(&*problem.field);
+        !others.iter().any(|other| other.object == problem.object && same_field(other))
+    });
+    problems
 }
 
 /// Refuses a field whose text is no value of its kind.

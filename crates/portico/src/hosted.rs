@@ -7,9 +7,8 @@ use portico_api::configuration::KubermaticConfiguration;
 use portico_api::problem::Problem;
 use portico_api::seed::Seed;
 use portico_expose::inputs::Scope;
-use portico_expose::resolve::{seed_of, strategy};
 use portico_expose::validate::usable;
-use portico_hosting::{Settings, validate};
+use portico_hosting::Settings;
 use portico_source::Object;
 
 use crate::args::network;
@@ -46,24 +45,10 @@ impl<'a> Hosted<'a> {
         usable(cluster, &self.seeds, self.configuration)
     }
 
-    /// The problems that keep Clusters from being hosted, if they ask for it. Those that keep them from being
-    /// exposed are found by others, and hide none of these but in the same field.
+    /// The problems that keep Clusters from being hosted, if they ask for it.
     pub(crate) fn problems(&self) -> Vec<Problem> {
-        let unknown = Seed::default();
-        let asking = self.clusters.iter().filter(|cluster| cluster.has_layout());
-        let found = asking.flat_map(|&cluster| {
-            let others = self.scope(cluster).err().unwrap_or_default();
-            let seed = seed_of(cluster, &self.seeds).map_or(&unknown, |seed| *seed);
-            let decision = strategy(cluster, seed, self.configuration);
-            let scope = Scope { cluster, decision, seed, configuration: self.configuration };
-            let mut problems = validate(&scope, &Settings::default()).problems;
-            problems.retain(|problem| {
-                let same_field = |other: &Problem| other.field.starts_with(&*problem.field);
-                !others.iter().any(|other| other.object == problem.object && same_field(other))
-            });
-            problems
-        });
-        found.collect()
+        let found = |cluster| portico_hosting::problems(cluster, &self.seeds, self.configuration);
+        self.clusters.iter().copied().flat_map(found).collect()
     }
 }
 

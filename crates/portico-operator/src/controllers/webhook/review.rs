@@ -83,8 +83,14 @@ pub(super) fn review(world: &World, change: &ProposedChange) -> Verdict {
     let mut before = world.problems(&beside, own_before);
     let mut after = world.problems(&beside, own_after);
     for (object, problems) in [(change.before.as_ref(), &mut before), (Some(&change.after), &mut after)] {
-        if let Some(object @ Object::Service(service)) = object {
-            problems.extend(world.foreign_names(service, &world.hosts([object].into_iter())));
+        match object {
+            Some(object @ Object::Service(service)) => {
+                problems.extend(world.foreign_names(service, &world.hosts([object].into_iter())));
+            }
+            Some(Object::Cluster(cluster)) => {
+                problems.extend(portico_hosting::problems(cluster, &world.seeds(), world.configuration()));
+            }
+            _ => {}
         }
     }
     if let (Some(Object::Cluster(old)), Object::Cluster(new)) = (&change.before, &change.after) {

@@ -1,3 +1,4 @@
+use portico_api::annotations::LAYOUT;
 use serde_json::{Value, json};
 
 use super::*;
@@ -293,4 +294,18 @@ fn different_settings_of_two_seeds_are_a_warning() {
     let verdict = review(&world(), &ProposedChange { before: None, after: object::<Seed>(&other) });
     assert!(verdict.errors.is_empty(), "{verdict:?}");
     assert!(verdict.warnings.iter().any(|problem| problem.reason == "several-seeds"), "{verdict:?}");
+}
+
+#[test]
+fn a_cluster_that_cannot_be_hosted_as_written_is_refused_if_it_asks_for_it() {
+    let world = world();
+    let mut hosted = cluster("b", "lab-1");
+    hosted["spec"]["version"] = "v9.1.2".into();
+    assert_eq!(created::<Cluster>(&world, &hosted), [""; 0], "KKP hosts it");
+    hosted["metadata"]["annotations"] = json!({LAYOUT: "compact"});
+    let errors = created::<Cluster>(&world, &hosted);
+    assert!(errors.len() == 1 && errors[0].contains("spec.version: \"v9.1.2\" is no version"), "{errors:?}");
+    let mut paused = hosted.clone();
+    paused["spec"]["pause"] = true.into();
+    assert_eq!(changed::<Cluster>(&world, Some(&hosted), &paused), [""; 0], "it was so before");
 }
