@@ -4,6 +4,7 @@
 //! the cluster decides. The token must be valid, and its account must have the right to create
 //! `tokenreviews`.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use portico_api::api_server_ca::ApiServerCa;
 use portico_api::text::printable;
 use portico_dial::{provider, server_verifier};
+use portico_net::{ReadAhead, ReadLimit};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
@@ -29,6 +31,10 @@ const MAX_RESPONSE: usize = 32 * 1024;
 
 /// Longest head of a response that is read.
 const MAX_HEAD: usize = 16 * 1024;
+
+/// Most bytes that are read for one review, TLS and interim responses included. hyper takes any number of
+/// interim responses, and all that are there at one go. So few bytes keep a worker for a few milliseconds.
+const MAX_READ: usize = 96 * 1024;
 
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -62,6 +68,11 @@ async fn post(
     let failed = |what: &str, error: &dyn std::fmt::Display| -> Box<str> {
         printable(&format!("{what}: {error}")).into()
     };
+    // hyper's own text lacks the cause.
+    let of_http = |error: hyper::Error| match error.source() {
+        Some(cause) => failed("HTTP", &cause),
+        None => failed("HTTP", &error),
+    };
     let connector = TlsConnector::from(Arc::new(trusting(ca).map_err(|error| failed("its CA", &error))?));
     let name = ServerName::try_from(host.to_owned()).map_err(|error| failed("its name", &error))?;
     let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
@@ -82,13 +93,14 @@ async fn post(
         .body(Full::new(Bytes::from(review.to_string())))
         .map_err(|error| failed("the request", &error))?;
 
+    let stream = ReadAhead::limited(stream, &ReadLimit::new(MAX_READ));
     let stream = connector.connect(name, stream).await.map_err(|error| failed("TLS", &error))?;
     let handshake = http1::Builder::new().max_buf_size(MAX_HEAD).handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(|error| failed("HTTP", &error))?;
+    let (mut sender, connection) = handshake.map_err(of_http)?;
     // Ended with this future.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
-    let response = sender.send_request(request).await.map_err(|error| failed("HTTP", &error))?;
+    let response = sender.send_request(request).await.map_err(of_http)?;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
     Ok((status, body.map_err(|error| failed("its answer", &error))?.to_bytes()))
@@ -145,7 +157,48 @@ fn judge(status: StatusCode, body: &[u8]) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use portico_lab::pki::{Authority, Certificate};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
     use super::*;
+
+    const YES: &str = r#"{"kind":"TokenReview","status":{"authenticated":true}}"#;
+
+    /// The answer to a review by an API server that sends so many interim responses before its yes.
+    async fn after_interim_responses(number: usize) -> Answer {
+        let authority = Authority::new("test").unwrap();
+        let identity = authority.issue(Certificate::server(&["api.test"])).unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(identity.server_config(&[]).unwrap()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut server = JoinSet::new();
+        server.spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let mut head = [0; 16];
+            stream.read_exact(&mut head).await.unwrap();
+            let interim = "HTTP/1.1 103 Early Hints\r\n\r\n".repeat(100);
+            for _ in 0..number / 100 {
+                stream.write_all(interim.as_bytes()).await?;
+            }
+            let length = YES.len();
+            let yes = format!("HTTP/1.1 201 Created\r\nContent-Length: {length}\r\n\r\n{YES}");
+            stream.write_all(yes.as_bytes()).await?;
+            // The client ends the connection.
+            stream.read_to_end(&mut Vec::new()).await
+        });
+        let ca = ApiServerCa::parse(&authority.cert()).unwrap();
+        review(TcpStream::connect(address).await.unwrap(), &ca, "api.test", "secret").await
+    }
+
+    #[tokio::test]
+    async fn an_api_server_that_sends_interim_responses_without_end_is_not_read_to_the_end() {
+        assert_eq!(after_interim_responses(100).await, Answer::Yes);
+        let failed = Answer::Failed("HTTP: the peer sends too much".into());
+        assert_eq!(after_interim_responses(100_000).await, failed);
+    }
 
     #[test]
     fn only_authenticated_true_is_a_yes() {
