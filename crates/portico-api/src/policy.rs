@@ -206,12 +206,7 @@ impl ClusterPolicy {
         Self { allow: AllowList::nobody(), ..Self::open(tenant) }
     }
 
-    /// Whether `host` follows from its Cluster: the name itself, and every name and wildcard below.
-    pub fn names(&self, host: &HostName) -> bool {
-        self.host().is_some_and(|own| host.is_within(own))
-    }
-
-    /// The host name that follows from its Cluster.
+    /// The host name that follows from its Cluster, as does every name and wildcard below.
     pub fn host(&self) -> Option<&HostName> {
         self.cluster.as_ref()?.host.as_ref()
     }

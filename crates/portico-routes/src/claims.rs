@@ -1,6 +1,6 @@
 //! Decides which Service owns a key when several claim it. A Service planned for a Cluster comes first, then
-//! one whose namespace is that of the Cluster with this host name, then one in the namespace of any known
-//! Cluster, then the oldest.
+//! one whose namespace is that of the Cluster with this host name, or the longest above it. Then comes one in
+//! the namespace of any known Cluster, then the oldest.
 //!
 //! A Service in any namespace may claim any host name. The order of arrival must not decide: otherwise a
 //! restart of the gateway could give the name of one cluster to another. The other claims wait, the oldest
@@ -43,7 +43,11 @@ pub(crate) enum Rank {
     Planned,
     /// By the host name of the Cluster that its namespace is of, or one below. A Service of another namespace
     /// cannot have this rank, whatever its age and its name.
-    Named,
+    Named {
+        /// How many characters the claimed name has before that of the Cluster. One Cluster may have a host
+        /// name above that of another: the longer of the two comes first.
+        before: u8,
+    },
     /// Its namespace is that of a known Cluster.
     OfCluster,
     /// By nothing but its age.
@@ -114,11 +118,8 @@ impl Claim {
 
     /// The claim of this port to `key`. `policy` is that of the Cluster of its namespace.
     pub(crate) fn to(&self, key: &RouteKey, policy: Option<&ClusterPolicy>) -> Self {
-        let rank = match (key, policy) {
-            (RouteKey::Host(host), Some(policy)) if policy.names(host) => self.rank.min(Rank::Named),
-            _ => self.rank,
-        };
-        Self { rank, ..self.clone() }
+        let named = policy.and_then(|policy| Rank::named(key, policy));
+        Self { rank: named.map_or(self.rank, |named| self.rank.min(named)), ..self.clone() }
     }
 
     /// The port that claims.
@@ -134,6 +135,15 @@ impl Claim {
     /// The order between two claims: the rank of their Services, their age, their names, the order of ports.
     fn order(&self) -> (Rank, &Age, &ObjectKey, u16) {
         (self.rank, &self.service.age, &self.service.key, self.port)
+    }
+}
+
+impl Rank {
+    /// The rank of a claim to `key` by the host name of the Cluster with this policy.
+    fn named(key: &RouteKey, policy: &ClusterPolicy) -> Option<Self> {
+        let (RouteKey::Host(host), Some(own)) = (key, policy.host()) else { return None };
+        let before = host.as_str().len().checked_sub(own.as_str().len())?;
+        host.is_within(own).then(|| Self::Named { before: u8::try_from(before).unwrap_or(u8::MAX) })
     }
 }
 
@@ -224,15 +234,21 @@ impl Claims {
         Some(&*self.kept.get(key)?.namespace)
     }
 
-    /// The Cluster of `namespace` has come or gone. A name that was kept for one that has gone is free.
-    /// Returns the owner before and the one now of each key where that changes.
-    pub(crate) fn set_known(&mut self, namespace: &str, is_known: bool) -> Vec<[Option<Claim>; 2]> {
+    /// The Cluster of `namespace` has this policy now, or is gone. A name that was kept for one that has gone
+    /// is free. Returns the owner before and the one now of each key where that changes.
+    pub(crate) fn set_policy(
+        &mut self,
+        namespace: &str,
+        policy: Option<&ClusterPolicy>,
+    ) -> Vec<[Option<Claim>; 2]> {
         let keys = self.kept_by.get(namespace).cloned().unwrap_or_default();
         let mut changes = Vec::new();
         for key in keys {
             let before = self.owner(&key).cloned();
-            match self.kept.get_mut(&key) {
-                Some(kept) if is_known && before.is_none() => kept.rank = Rank::OfCluster,
+            match (self.kept.get_mut(&key), policy) {
+                (Some(kept), Some(policy)) if before.is_none() => {
+                    kept.rank = Rank::named(&key, policy).unwrap_or(Rank::OfCluster);
+                }
                 // What another has by now is not taken from it.
                 _ => self.let_go(&key),
             }
@@ -313,7 +329,7 @@ impl Claims {
         self.kept_by.entry(Arc::clone(&namespace)).or_default().push(key.clone());
         // A Service planned for a Cluster stays with the Cluster: without one it is like any other.
         let rank = match claim.rank {
-            Rank::Named | Rank::OfCluster => Rank::OfCluster,
+            Rank::Named { .. } | Rank::OfCluster => claim.rank,
             Rank::Planned | Rank::Other => Rank::Other,
         };
         // If a change is still to be published, the table has an earlier one.

@@ -25,12 +25,12 @@ impl RouteIndex {
         for service in &services {
             self.withdraw_claims(service, false);
         }
-        let is_known = policy.is_some();
+        let kept = self.claims.set_policy(&namespace, policy.as_deref());
         match policy {
             Some(policy) => self.policies.insert(Arc::clone(&namespace), policy),
             None => self.policies.remove(&namespace),
         };
-        for owners in self.claims.set_known(&namespace, is_known) {
+        for owners in kept {
             self.mark(owners);
         }
         for service in &services {

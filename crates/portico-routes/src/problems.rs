@@ -156,7 +156,13 @@ fn reason_and_remedy(key: &RouteKey, remedy: &str, winner: &Claim, loser: &Claim
         Rank::Planned => {
             format!("{key} belongs to {owner}: what a Cluster asks for comes before any Service")
         }
-        Rank::Named => format!("{key} belongs to {owner}: it follows from the Cluster of that namespace"),
+        Rank::Named { .. } if matches!(loser.rank, Rank::Named { .. }) => format!(
+            "{key} belongs to {owner}: of the Clusters that it follows from, that of that namespace has the \
+             longest host name"
+        ),
+        Rank::Named { .. } => {
+            format!("{key} belongs to {owner}: it follows from the Cluster of that namespace")
+        }
         _ => format!("{key} belongs to {owner}: the namespace of a Cluster comes before any other"),
     };
     (message, remedy.to_owned())

@@ -382,6 +382,39 @@ fn the_name_that_follows_from_a_cluster_is_that_of_its_namespace_whoever_was_the
 }
 
 #[test]
+fn of_two_clusters_a_name_follows_from_that_with_the_longer_host_name() {
+    for name in ["a.s.example.com", "x.a.s.example.com", "*.a.s.example.com"] {
+        let key = RouteKey::Host(HostName::parse_pattern(name).unwrap());
+        let elder = written(sni("cluster-b/api", name).created(1));
+        let own = written(sni("cluster-a/api", name).created(9));
+        let changes = [named("b", "s.example.com"), named("a", "a.s.example.com"), elder, own];
+        in_every_order(&changes, |index| {
+            assert_eq!(index.owner(&key).as_deref(), Some("cluster-a/api"));
+            let lines = index.problem_lines();
+            let why = format!(
+                "host {name} belongs to Service cluster-a/api: of the Clusters that it follows from, that of \
+                 that namespace has the longest host name; choose another host name"
+            );
+            assert!(lines.len() == 1 && lines[0].ends_with(&why), "{lines:?}");
+        });
+    }
+}
+
+#[test]
+fn a_name_kept_for_its_cluster_does_not_go_to_one_with_a_shorter_host_name() {
+    let name = "a.s.example.com";
+    let own = || written(sni("cluster-a/api", name).created(9));
+    let elder = written(sni("cluster-b/api", name).created(1));
+    let mut index = seed_index([named("a", name), own(), named("b", "s.example.com"), elder]);
+    index.apply([no_service("cluster-a/api")]);
+    assert_eq!(index.owner(&host(name)), None, "it is made anew");
+    index.apply([named("a", "other.example.com")]);
+    assert_eq!(index.owner(&host(name)).as_deref(), Some("cluster-b/api"), "it follows from b alone");
+    index.apply([named("a", name), own()]);
+    assert_eq!(index.owner(&host(name)).as_deref(), Some("cluster-a/api"));
+}
+
+#[test]
 fn a_name_that_only_looks_like_one_of_a_cluster_goes_to_the_elder() {
     for name in ["xy1.north.example.com", "north.example.com", "y1.south.example.com", "*.north.example.com"]
     {
