@@ -358,8 +358,8 @@ impl Identities {
         }
         let Some(reviewer) = (wanted.reviewer)() else {
             findings.hide(
-                "tokens of this cluster cannot be reviewed: its Cluster or its Service apiserver-external \
-                 carries no annotation portico.k8c.io/api-server-ca",
+                "tokens of this cluster cannot be reviewed: neither its Cluster nor its Service \
+                 apiserver-external carries an annotation portico.k8c.io/api-server-ca that can be read",
             );
             return Ok(None);
         };

@@ -283,6 +283,19 @@ async fn a_request_that_waits_is_small() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn where_no_ca_can_be_read_the_log_does_not_say_that_none_is_there() {
+    let gateway = Gateway::start();
+    let cluster = Tenant::of_text("a");
+    let wanted = Wanted { cluster: Some(&cluster), client_admitted: true, reviewer: &|| None };
+    let outcome = gateway.identities.authenticate(&Credentials::default(), &request("token"), &wanted).await;
+    assert_eq!(
+        outcome.unwrap_err().detail,
+        "tokens of this cluster cannot be reviewed: neither its Cluster nor its Service apiserver-external \
+         carries an annotation portico.k8c.io/api-server-ca that can be read"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_with_one_token_share_one_review() {
     let (gateway, api) = (Gateway::start(), ApiServer::new("a"));
     let all = futures_util::future::join_all((0..100).map(|_| gateway.authenticate(&api, "token"))).await;
