@@ -69,6 +69,12 @@ pub enum TokensError {
         /// The file.
         path: PathBuf,
     },
+    /// It is no text.
+    #[error("{}: not UTF-8; write TOKEN,CLUSTER in each line", path.display())]
+    NoText {
+        /// The file.
+        path: PathBuf,
+    },
     /// A line is not what it should be.
     #[error("{}:{line}: {problem}; write TOKEN,CLUSTER", path.display())]
     Line {
@@ -190,10 +196,13 @@ impl StaticTokens {
 
 fn read(path: &Path) -> Result<String, TokensError> {
     let failed = |source| TokensError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     let file = fs::File::open(path).map_err(failed)?;
-    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > MAX_FILE { Err(TokensError::TooLarge { path: path.to_owned() }) } else { Ok(text) }
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(TokensError::TooLarge { path: path.to_owned() });
+    }
+    String::from_utf8(bytes).map_err(|_| TokensError::NoText { path: path.to_owned() })
 }
 
 fn parse(path: &Path, text: &str) -> Result<Table, TokensError> {
@@ -242,6 +251,15 @@ mod tests {
         assert_eq!(owners(text, "two,with,commas"), Ok(Some("b".to_owned())));
         assert_eq!(owners(text, "three"), Ok(None));
         assert_eq!(owners("", "one"), Ok(None), "a file without tokens lets nobody in, and is no mistake");
+    }
+
+    #[test]
+    fn a_file_that_is_no_text_is_not_said_to_be_one_that_may_not_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        fs::write(&path, b"secret\xff,a\n").unwrap();
+        let error = StaticTokens::load(path.clone()).unwrap_err().to_string();
+        assert_eq!(error, format!("{}: not UTF-8; write TOKEN,CLUSTER in each line", path.display()));
     }
 
     #[test]
