@@ -10,6 +10,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::{self, PemObject};
 use thiserror::Error;
 
+use crate::text::pem_problem;
+
 /// Most certificates in the annotation. A rotation needs two; this leaves room for intermediate states.
 const MOST_CERTIFICATES: usize = 16;
 
@@ -58,7 +60,7 @@ impl ApiServerCa {
         for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
             let certificate = certificate.map_err(|error| match error {
                 pem::Error::NoItemsFound => BadCa::NoCertificate,
-                error => BadCa::NoPem(error.to_string().into()),
+                error => BadCa::NoPem(pem_problem(&error).into()),
             })?;
             if certificates.len() == MOST_CERTIFICATES {
                 return Err(BadCa::TooMany);
@@ -106,7 +108,7 @@ mod tests {
         assert_eq!(error(""), "it holds no certificate");
         assert_eq!(error("/etc/kubernetes/pki/ca.crt"), "it holds no certificate");
         let cut = &PEM[..PEM.len() / 2];
-        assert!(error(cut).starts_with("it is no PEM: "), "{}", error(cut));
+        assert_eq!(error(cut), "it is no PEM: the section CERTIFICATE has no line that ends it");
         let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         assert!(
             error(garbage).starts_with("certificate 1 in it cannot be a trust anchor: "),

@@ -1,8 +1,13 @@
 //! Makes the words of others fit for logs, conditions and Events. Proxies, certificates, API servers and
 //! names of files may hold anything.
 
+use rustls_pki_types::pem;
+
 /// The most characters of [`printable`].
 const LONGEST: usize = 500;
+
+/// The longest label of a PEM section that [`pem_problem`] shows.
+const LONGEST_LABEL: usize = 32;
 
 /// Whether a terminal obeys a character and does not show it. Such are control characters, and those that
 /// break a line or turn its direction (UAX 14, UAX 9).
@@ -39,6 +44,22 @@ pub fn few(names: impl ExactSizeIterator<Item: AsRef<str>>, most: usize, longest
     }
 }
 
+/// What is wrong with a PEM text. The parser's own words have a part of the text in them, as numbers. That
+/// part may be all of a private key.
+pub fn pem_problem(error: &pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { end_marker } => {
+            // Of a key on one line it is all that is between the outer dashes.
+            let is_of_label = |byte: &u8| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b' ');
+            let label = end_marker.iter().copied().take_while(is_of_label);
+            let label: String = label.take(LONGEST_LABEL).map(char::from).collect();
+            format!("the section {label} has no line that ends it")
+        }
+        pem::Error::IllegalSectionStart { .. } => "a line that begins a section does not end in -----".into(),
+        error => error.to_string(),
+    }
+}
+
 /// For the end of a name that was cut: FNV-1a, 32 bits. It is the same in every version of Portico, which the
 /// standard library's hasher does not promise. Others can make a text that has the same.
 pub fn stable_hash(bytes: &[u8]) -> u32 {
@@ -47,7 +68,24 @@ pub fn stable_hash(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{few, one_line, stable_hash};
+    use rustls_pki_types::PrivateKeyDer;
+    use rustls_pki_types::pem::PemObject;
+
+    use super::{few, one_line, pem_problem, stable_hash};
+
+    #[test]
+    fn what_is_wrong_with_a_key_in_pem_is_said_in_words_without_the_key() {
+        let cut = "the section PRIVATE KEY has no line that ends it";
+        for (text, problem) in [
+            ("-----BEGIN PRIVATE KEY-----\nSECRET\n", cut),
+            ("-----BEGIN PRIVATE KEY----- SECRET -----END PRIVATE KEY-----\n", cut),
+            ("-----BEGIN PRIVATE KEY SECRET\n", "a line that begins a section does not end in -----"),
+            ("SECRET\n", "no items found"),
+        ] {
+            let error = PrivateKeyDer::from_pem_slice(text.as_bytes()).unwrap_err();
+            assert_eq!(pem_problem(&error), problem);
+        }
+    }
 
     #[test]
     fn the_hash_in_names_is_that_of_every_version() {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
+use portico_api::text::pem_problem;
 use rcgen::{KeyPair, PublicKeyData};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::{self, PemObject};
@@ -17,7 +18,7 @@ pub(crate) fn first(text: &str) -> Result<(CertificateDer<'static>, bool), Strin
     match all.next() {
         Some(Ok(certificate)) => Ok((certificate, all.next().is_some())),
         None | Some(Err(pem::Error::NoItemsFound)) => Err("it holds no PEM certificate".to_owned()),
-        Some(Err(error)) => Err(format!("it is no PEM: {error}")),
+        Some(Err(error)) => Err(format!("it is no PEM: {}", pem_problem(&error))),
     }
 }
 
@@ -68,4 +69,15 @@ fn address(octets: &[u8]) -> Option<String> {
     let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
     let v6 = <[u8; 16]>::try_from(octets).map(IpAddr::from);
     v4.or(v6).ok().map(|address| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_half_written_is_said_to_be_that_in_words() {
+        let error = first("-----BEGIN CERTIFICATE-----\nAAAA\n").unwrap_err();
+        assert_eq!(error, "it is no PEM: the section CERTIFICATE has no line that ends it");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use portico_api::text::pem_problem;
 use rcgen::{KeyPair, PublicKeyData};
 use rustls_pki_types::SubjectPublicKeyInfoDer;
 use rustls_pki_types::pem::{self, PemObject};
@@ -74,5 +75,6 @@ fn public_keys(text: &str) -> Result<Vec<Vec<u8>>, BadKeys> {
     let keys = SubjectPublicKeyInfoDer::pem_slice_iter(text.as_bytes());
     let keys = keys.map(|key| key.map(|key| key.to_vec()));
     let keys: Result<Vec<_>, pem::Error> = keys.collect();
-    keys.map_err(|error| BadKeys::Unreadable(format!("its public keys cannot be read: {error}")))
+    let unreadable = |error| format!("its public keys cannot be read: {}", pem_problem(&error));
+    keys.map_err(|error| BadKeys::Unreadable(unreadable(error)))
 }
