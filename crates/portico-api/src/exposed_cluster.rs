@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::api_server_ca::ApiServerCa;
 use crate::cluster::Address;
@@ -46,7 +46,7 @@ pub struct ExposedClusterSpec {
     pub datacenter: Box<str>,
     /// `<cluster>.<seed>.<domain>`, empty without a domain. This name and those below it belong to the
     /// Services in the cluster's namespace.
-    #[serde(default, skip_serializing_if = "str_is_empty")]
+    #[serde(default, skip_serializing_if = "str_is_empty", deserialize_with = "host_name_or_none")]
     pub host_name: Box<str>,
     /// Controllers leave it as it is; the gateway serves it all the same.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -194,6 +194,15 @@ fn str_is_empty(text: &str) -> bool {
     text.is_empty()
 }
 
+/// A text that is no host name would leave the names of the cluster to others.
+fn host_name_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
+    let text = Box::<str>::deserialize(deserializer)?;
+    if !text.is_empty() {
+        HostName::parse(&text).map_err(|why| serde::de::Error::custom(format!("no host name: {why}")))?;
+    }
+    Ok(text)
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_false(value: &bool) -> bool {
     !value
@@ -238,6 +247,9 @@ mod tests {
             r#""allowedIPRanges": "203.0.113.0/24""#,
             r#""allowedIPRanges": ["203.0.113.0/24", "203.0.113"]"#,
             r#""nodePortListenersDisabled": "yes""#,
+            r#""hostName": "not a host!""#,
+            r#""hostName": "*.north.example.com""#,
+            &format!(r#""hostName": "{}example.com""#, "a.".repeat(150)),
             r#""budget": {"maxConnections": -1}"#,
             r#""budget": {"fairShare": 101}"#,
             r#""migration": {"state": "Opened", "since": "2026-01-02T03:04:05Z",
