@@ -64,10 +64,11 @@ impl ProblemLog {
         }
     }
 
-    /// Writes that the manifests of `directory` have no problem any more.
+    /// Writes that the manifests of `directory` can be read again. What follows from them may still be wrong:
+    /// two Services that want one name.
     pub(crate) fn write_end(&self, directory: &Path) {
         if self.endings.admit(Pace::PROBLEMS, self.started.elapsed()).is_some() {
-            info!(directory = %directory.display(), "no manifest has a problem any more");
+            info!(directory = %directory.display(), "every manifest can be read again");
         }
     }
 }
@@ -134,6 +135,13 @@ mod tests {
         let log = ProblemLog::default();
         log.write([(Severity::Warning, "void-annotation", "a"), (Severity::Error, "syntax", "b")]);
         assert_eq!(errors.messages(), ["b"]);
+    }
+
+    #[test]
+    fn of_manifests_without_a_problem_no_more_is_said_than_that_they_can_be_read() {
+        let (lines, _collecting) = LogLines::collect(|line| *line.level() == Level::INFO);
+        ProblemLog::default().write_end(Path::new("manifests"));
+        assert_eq!(lines.messages(), ["every manifest can be read again"]);
     }
 
     #[tokio::test(start_paused = true)]
