@@ -1,8 +1,9 @@
 //! The bound of the connections of all clusters together, and the share of one cluster.
 //!
-//! A cluster may hold a part (default half) of what the others do not hold. One that takes all it can gets
-//! 1/2; two come to 1/3 each. Each may hold one connection, or a tunnel with one stream, while any is left.
-//! Memory and descriptors are judged separately.
+//! A cluster may hold a part (default half) of what the others do not hold. One that takes all it can
+//! gets 1/2, and the next then 1/4. As connections end and others are made, the two come to 1/3 each.
+//! Each may hold one connection, or a tunnel with one stream, while any is left. Memory and descriptors
+//! are judged separately.
 //!
 //! Tunnels hold bytes for receivers. One cluster may hold the same part of all of those.
 
