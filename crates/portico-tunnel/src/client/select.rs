@@ -27,10 +27,11 @@ const MOST_REQUESTS: u32 = 16;
 /// two halves.
 const GROUP: u32 = 32;
 
-/// How long a tunnel may take to answer while others could be asked: half of what is `left` of the time to
-/// open a stream, and a fourth of all of it at least. A gateway may have to ask an API server first.
-fn share_of(left: Duration, open_timeout: Duration) -> Duration {
-    (left / 2).max(open_timeout / 4).min(left)
+/// How long a tunnel may take to answer: a fourth of the time to open a stream. A gateway may have to ask an
+/// API server first. Many clients give up after 10 s: another has answered by then. The last that can be
+/// asked has all that is `left`.
+fn share_of(left: Duration, open_timeout: Duration, is_last: bool) -> Duration {
+    if is_last { left } else { (open_timeout / 4).min(left) }
 }
 
 /// Why there is no stream.
@@ -142,7 +143,7 @@ impl View {
             let now = Instant::now();
             let left = deadline.saturating_duration_since(now);
             let is_last = self.best(&tried).is_none();
-            let until = now + if is_last { left } else { share_of(left, self.settings.open_timeout) };
+            let until = now + share_of(left, self.settings.open_timeout, is_last);
             match tunnel.connect(parsed.clone(), token.as_ref(), &mut first, until, &self.settings).await {
                 Ok((to_gateway, from_gateway, guard)) => {
                     self.totals().streams_opened += 1;
@@ -256,13 +257,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_tunnel_has_a_fourth_of_the_time_or_more_and_three_are_asked() {
-        let whole = Duration::from_secs(20);
-        let (mut left, mut shares) = (whole, Vec::new());
-        while !left.is_zero() {
-            shares.push(share_of(left, whole).as_secs());
-            left -= share_of(left, whole);
-        }
-        assert_eq!(shares, [10, 5, 5]);
+    fn each_tunnel_has_a_fourth_of_the_time_and_the_last_what_is_left() {
+        let shares = |tunnels: usize| {
+            let whole = Duration::from_secs(20);
+            let mut left = whole;
+            let ask = |which| {
+                let share = share_of(left, whole, which == tunnels);
+                left -= share;
+                share.as_secs()
+            };
+            (1..=tunnels).map(ask).collect::<Vec<_>>()
+        };
+        assert_eq!(shares(2), [5, 15], "the second is asked before clients of 10 s give up");
+        assert_eq!(shares(3), [5, 5, 10]);
+        assert_eq!(shares(5), [5, 5, 5, 5, 0]);
     }
 }
