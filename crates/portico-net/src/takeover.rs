@@ -42,6 +42,9 @@ const BATCH: usize = 128;
 /// commas.
 const MESSAGE: usize = 8 * 1024;
 
+/// Before the second attempt to ask, when the process has closed the first connection.
+const CLOSED_PAUSE: Duration = Duration::from_millis(50);
+
 /// What the successor says once it accepts connections.
 const READY: &[u8] = b"ready";
 
@@ -91,9 +94,9 @@ pub enum TakeOverError {
     },
     /// The other process closed the connection instead of sending its sockets.
     #[error(
-        "the process at {path} has closed the connection before all its listening sockets were here: it has \
-         handed over to another successor, has ended, or refuses this one, which its log says; if no other \
-         process serves now, start this one again"
+        "the process at {path} has closed the connection, twice, before all its listening sockets were \
+         here: it has handed over to another successor, has ended, or refuses this one, which its log says; \
+         if no other process serves now, start this one again"
     )]
     Closed {
         /// The Unix socket.
@@ -159,18 +162,29 @@ impl FromIterator<(SocketAddr, OwnedFd)> for Inherited {
 }
 
 /// Asks the process that offers its sockets at `path` for them. `None` if no process is there: the first
-/// start. On a tokio runtime; a process that does not answer is an error after some seconds.
+/// start, or it has died just now. On a tokio runtime; a process that does not answer is an error after some
+/// seconds.
 pub async fn take_over(path: &Path) -> Result<Option<Predecessor>, TakeOverError> {
     // The socket of this process will take the place of what is there.
     if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
         return Err(TakeOverError::NotSocket { path: path.into() });
     }
     let mut pid = None;
+    let mut may_ask_again = true;
     let asked = timeout(HAND_OVER_TIMEOUT, async {
-        let Some(connection) = connect_to(path).await? else { return Ok(None) };
-        pid = connection.peer_cred().ok().and_then(|peer| peer.pid()).filter(|pid| *pid != 0);
-        let sockets = receive_all(&connection, path).await?;
-        Ok(Some(Predecessor { connection, path: path.into(), sockets }))
+        loop {
+            let Some(connection) = connect_to(path).await? else { return Ok(None) };
+            pid = connection.peer_cred().ok().and_then(|peer| peer.pid()).filter(|pid| *pid != 0);
+            match receive_all(&connection, path).await {
+                // It died, stops, or has handed over to another. One that dies closes what it had one after
+                // the other.
+                Err(TakeOverError::Closed { .. }) if std::mem::take(&mut may_ask_again) => {
+                    sleep(CLOSED_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+                Ok(sockets) => return Ok(Some(Predecessor { connection, path: path.into(), sockets })),
+            }
+        }
     });
     let outcome = asked.await;
     outcome.unwrap_or_else(|_| Err(TakeOverError::Hangs { path: path.into(), pid }))
@@ -264,7 +278,7 @@ impl Predecessor {
 #[derive(Debug)]
 pub struct Offer {
     listening: UnixListener,
-    /// Whether a successor has asked for the sockets and has not given up.
+    /// Whether a successor was sent the sockets and has not given up.
     successor: AtomicBool,
 }
 
@@ -313,8 +327,7 @@ impl Offer {
     ) {
         loop {
             let connection = self.accept().await;
-            self.successor.store(true, Relaxed);
-            match hand_over(connection, patience, &sockets).await {
+            match hand_over(connection, patience, &sockets, &self.successor).await {
                 Ok(()) => return,
                 Err(error) => {
                     self.successor.store(false, Relaxed);
@@ -345,9 +358,9 @@ impl Offer {
         }
     }
 
-    /// Whether a successor has asked for the sockets and has not given up. Stays true when
-    /// [`serve`](Self::serve) is dropped meanwhile: the successor then sees this process gone, and goes on
-    /// with the sockets it has.
+    /// Whether a successor was sent the sockets and has not given up. Stays true when [`serve`](Self::serve)
+    /// is dropped meanwhile: the successor then sees this process gone, and goes on with the sockets it has.
+    /// One that was not sent them yet asks again.
     pub fn has_successor(&self) -> bool {
         self.successor.load(Relaxed)
     }
@@ -357,6 +370,7 @@ async fn hand_over(
     connection: UnixStream,
     patience: Option<Duration>,
     sockets: impl Fn() -> io::Result<Vec<(String, OwnedFd)>>,
+    are_sent: &AtomicBool,
 ) -> io::Result<()> {
     // rustix's way to ask is not used: it has no room for a process of another PID namespace, such as another
     // container.
@@ -372,6 +386,7 @@ async fn hand_over(
         send_batch(&connection, &[]).await
     };
     timeout(HAND_OVER_TIMEOUT, send_all).await??;
+    are_sent.store(true, Relaxed);
     let answer = connection.async_io(Interest::READABLE, || {
         let mut answer = [0; 16];
         let (_, length) = recv(&connection, &mut answer, RecvFlags::empty())?;
@@ -549,9 +564,64 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("portico.sock");
         let offer = Offer::new(&path).unwrap();
-        let ((), answer) = tokio::join!(async { drop(offer.accept().await) }, take_over(&path));
-        let error = answer.unwrap_err();
+        let close_all = async {
+            loop {
+                drop(offer.accept().await);
+            }
+        };
+        let error = tokio::select! {
+            never = close_all => never,
+            answer = take_over(&path) => answer.unwrap_err(),
+        };
         assert!(matches!(error, TakeOverError::Closed { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_predecessor_that_dies_while_it_is_asked_means_a_first_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("portico.sock");
+        for accepts in [true, false] {
+            let offer = Offer::new(&path).unwrap();
+            let die = async move {
+                if accepts {
+                    drop(offer.accept().await);
+                }
+                drop(offer);
+            };
+            let (answer, ()) = tokio::join!(biased; take_over(&path), die);
+            assert!(answer.unwrap().is_none(), "accepts: {accepts}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_successor_of_a_predecessor_that_has_handed_over_to_another_asks_that_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("portico.sock");
+        let old = Offer::new(&path).unwrap();
+        let replace = async {
+            let new = Offer::new(&path).unwrap();
+            drop(old);
+            new.serve(None, || Ok(Vec::new())).await;
+        };
+        let succeed = async { predecessor(&path).await.ready().unwrap() };
+        tokio::join!(biased; succeed, replace);
+    }
+
+    #[tokio::test]
+    async fn one_that_was_not_sent_the_sockets_yet_is_no_successor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("portico.sock");
+        let offer = Offer::new(&path).unwrap();
+        let sockets = || {
+            assert!(!offer.has_successor(), "it would not ask a process again that stops now");
+            Ok(Vec::new())
+        };
+        let succeed = async {
+            let predecessor = predecessor(&path).await;
+            assert!(offer.has_successor());
+            predecessor.ready().unwrap();
+        };
+        tokio::join!(offer.serve(None, sockets), succeed);
     }
 
     #[tokio::test(start_paused = true)]
