@@ -6,6 +6,7 @@
 //! stays half made.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -94,6 +95,8 @@ pub struct AssignedAddress {
     settings: Settings,
     /// Others that may have connections by it, or by another address of the interface.
     users: Users,
+    /// Those of them that may have connections by it.
+    holders: Users,
     status: Status,
     /// Dropped or used, it ends the supervisor.
     stop: oneshot::Sender<()>,
@@ -108,10 +111,9 @@ impl AssignedAddress {
         if !report.collisions.is_empty() {
             return Err(AddressError::Collisions(report.collisions));
         }
-        let users = Users::join(settings.users.as_deref()).await.map_err(|source| {
-            let path = settings.users.clone().unwrap_or_default();
-            AddressError::Users { path, source }
-        })?;
+        let users = join(settings.users.clone()).await?;
+        let of_address = |path: &PathBuf| path.with_added_extension(settings.address.to_string());
+        let holders = join(settings.users.as_ref().map(of_address)).await?;
         let host = Host::open().map_err(supervising)?;
         let placement = interface::establish(&host, &settings, None).await?;
         let Placement { kind, interface, adopted, why, .. } = &placement;
@@ -128,7 +130,8 @@ impl AssignedAddress {
             changes: None,
             backoff: RepairBackoff::default(),
         };
-        Ok(Self { settings, users, status, stop, supervisor: tokio::spawn(supervisor.run(stopped)) })
+        let supervisor = tokio::spawn(supervisor.run(stopped));
+        Ok(Self { settings, users, holders, status, stop, supervisor })
     }
 
     /// A view of it for other tasks.
@@ -153,10 +156,13 @@ impl AssignedAddress {
         }
     }
 
-    /// Removes what agents made, nothing else, if no other agent runs. What cannot be removed is logged.
+    /// Removes what agents made, nothing else, if no other agent runs; the address alone, if only others with
+    /// another one do. What cannot be removed is logged.
     pub async fn release(self) {
         if self.users.is_only() {
             self.end(async |host, settings| interface::remove(host, settings).await).await;
+        } else if self.holders.is_only() {
+            self.end_address().await;
         } else {
             self.leave().await;
         }
@@ -165,22 +171,28 @@ impl AssignedAddress {
     /// Undoes what [`take`](Self::take) has done. An interface or address that another agent has made, and
     /// may still use, stays.
     pub async fn give_up(self) {
-        let Placement { adopted, added, index, .. } = *self.status.placement();
-        let may_be_used = self.settings.users.is_none() || !self.users.is_only();
-        match (adopted && may_be_used, added) {
+        let Placement { adopted, added, .. } = *self.status.placement();
+        let others_are_known = self.settings.users.is_some();
+        let may_be_used = !others_are_known || !self.users.is_only();
+        let is_its_own = if others_are_known { self.holders.is_only() } else { added };
+        match (adopted && may_be_used, is_its_own) {
             (false, _) => self.end(async |host, settings| interface::remove(host, settings).await).await,
             (true, false) => self.leave().await,
-            (true, true) => {
-                self.end(async |host, settings| host.remove_address(index, settings.address).await).await;
-            }
+            (true, true) => self.end_address().await,
         }
+    }
+
+    /// Stops, and removes the address alone.
+    async fn end_address(self) {
+        let index = self.status.placement().index;
+        self.end(async |host, settings| host.remove_address(index, settings.address).await).await;
     }
 
     /// Stops, and then does `remove`. What cannot be removed is logged.
     async fn end(self, remove: impl AsyncFnOnce(&Host, &Settings) -> io::Result<()>) {
         let (settings, status) = (self.settings.clone(), self.status.clone());
         // Nobody may take an address meanwhile.
-        let _users = self.stop().await;
+        let _locked = self.stop().await;
         status.set_held(false);
         let removed = async { remove(&Host::open()?, &settings).await };
         let (address, interface) = (settings.address, &settings.interface);
@@ -199,12 +211,17 @@ impl AssignedAddress {
         tracing::info!(%address, "the address is left to another agent of this node");
     }
 
-    async fn stop(self) -> Users {
+    async fn stop(self) -> [Users; 2] {
         // Both fail only if the supervisor has ended already.
         let _ = self.stop.send(());
         let _ = self.supervisor.await;
-        self.users
+        [self.users, self.holders]
     }
+}
+
+async fn join(path: Option<PathBuf>) -> Result<Users, AddressError> {
+    let joined = Users::join(path.as_deref()).await;
+    joined.map_err(|source| AddressError::Users { path: path.unwrap_or_default(), source })
 }
 
 /// Keeps the address in place.

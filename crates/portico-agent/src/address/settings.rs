@@ -21,7 +21,8 @@ pub struct Settings {
     pub interface: Box<str>,
     /// The kinds of interface to try, the best first.
     pub kinds: Box<[Kind]>,
-    /// The file by which the agents of this node know whether others run; `None` if there is only one.
+    /// The file by which the agents of this node know whether others run, and beside it one for each address;
+    /// `None` if there is only one agent.
     pub users: Option<PathBuf>,
 }
 

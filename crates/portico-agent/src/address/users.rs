@@ -1,4 +1,5 @@
-//! The agents of this node that may have connections by an address: the last one takes it away.
+//! The agents of this node, or those of them that may have connections by an address: the last one takes it
+//! away.
 //!
 //! Each holds a shared lock of one file (flock(2)) from before it takes its address until it has no
 //! connection any more. One that can lock the file for itself alone is the only one. The kernel ends the lock

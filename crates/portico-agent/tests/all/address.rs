@@ -379,6 +379,34 @@ fn an_agent_with_another_address_takes_the_old_one_away_once_it_is_alone() {
 }
 
 #[test]
+fn the_last_agent_of_an_address_takes_it_away_although_one_of_another_address_runs() {
+    let lab = Lab::start("address-two").unwrap();
+    let (host, folder) = (host(&lab, "a"), tempfile::tempdir().unwrap());
+    let before = state(&host);
+    let elsewhere = Settings { address: Ipv4Addr::new(100, 64, 30, 11).into(), ..shared(&folder) };
+    let new = Agent::start(&host, elsewhere).unwrap();
+    let held = state(&host);
+    for end in [|| End::Release, || End::GiveUp] {
+        let [one, two] = [(), ()].map(|()| Agent::start(&host, shared(&folder)).unwrap());
+        let both = state(&host);
+        two.end(end());
+        assert_eq!(state(&host), both, "another agent of this address runs");
+        assert_eq!(one.status.repairs(), 0);
+        one.end(end());
+        assert_eq!(state(&host), held);
+        assert_eq!(new.status.repairs(), 0);
+    }
+    // One that adopted the address from another, which ended first.
+    let one = Agent::start(&host, shared(&folder)).unwrap();
+    let two = Agent::start(&host, shared(&folder)).unwrap();
+    one.end(End::Release);
+    two.end(End::GiveUp);
+    assert_eq!(state(&host), held);
+    new.end(End::Release);
+    assert_eq!(state(&host), before);
+}
+
+#[test]
 fn what_a_killed_agent_has_half_made_is_completed_by_the_next() {
     let lab = Lab::start("address-half").unwrap();
     let host = host(&lab, "a");
