@@ -29,7 +29,7 @@ impl IdentityFiles {
         tls: Option<(Arc<ClientTls>, Vec<PathBuf>)>,
         token: Option<(Arc<TokenFile>, PathBuf)>,
     ) -> Self {
-        let tls = tls.map(|(tls, paths)| (tls, FileSet::new("client certificate", paths)));
+        let tls = tls.map(|(tls, paths)| (tls, FileSet::new("certificate, key or CA", paths)));
         let token = token.map(|(token, path)| (token, FileSet::new("token", vec![path])));
         let tls_paths = tls.iter().flat_map(|(_, files)| files.paths());
         let folders = FolderWatch::new(tls_paths.chain(token.iter().flat_map(|(_, files)| files.paths())));
@@ -65,5 +65,28 @@ impl IdentityFiles {
         let tls = self.tls.as_ref().map(|(_, files)| files);
         let token = self.token.as_ref().map(|(_, files)| files);
         tls.into_iter().chain(token).filter_map(FileSet::problem).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portico_dial::ClientTlsFiles;
+    use portico_lab::pki::Pki;
+
+    use super::*;
+
+    #[test]
+    fn a_ca_without_a_certificate_is_not_called_one() {
+        let pki = Pki::new();
+        let ca = pki.file("ca.crt");
+        let tls = ClientTls::load(ClientTlsFiles { ca: Some(ca.clone()), ..ClientTlsFiles::default() });
+        let mut files = IdentityFiles::new(Some((Arc::new(tls.unwrap()), vec![ca])), None);
+        pki.write("ca.crt", "none");
+        files.reload_if_changed();
+        let problems = files.problems();
+        assert!(
+            matches!(&problems[..], [one] if one.starts_with("certificate, key or CA: ")),
+            "{problems:?}"
+        );
     }
 }
