@@ -22,6 +22,9 @@ const ABSENT: Duration = Duration::from_millis(500);
 /// The longest wait for an unfit gateway while a stream waits.
 const UNFIT: Duration = Duration::from_secs(5);
 
+/// Nobody waits for the successor of a tunnel that is up: eight times its first wait is minutes.
+const MOST_DOUBLINGS: u32 = 3;
+
 /// How an attempt failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failed {
@@ -68,7 +71,16 @@ impl Backoff {
         let spread = |limit: Duration| limit.mul_f64(0.25 + 0.75 * random);
         Wait { idle: spread(grown(self.failures)), wanted: spread(wanted) }
     }
+
+    /// Counts one more failure to replace a tunnel that is up. Returns how many times the first wait is to be
+    /// waited.
+    pub(super) fn failed_to_replace(&mut self) -> u32 {
+        let times = 1 << self.failures.min(MOST_DOUBLINGS);
+        self.failures = self.failures.saturating_add(1);
+        times
+    }
 }
+
 fn grown(failures: u32) -> Duration {
     FIRST.saturating_mul(1 << failures.min(10)).min(LAST)
 }

@@ -185,7 +185,7 @@ impl View {
     fn are_all_tried(&self, tried: &[Arc<Tunnel>]) -> bool {
         let live = self.live();
         let all_tried = live.iter().all(|tunnel| tried.iter().any(|other| Arc::ptr_eq(other, tunnel)));
-        !live.is_empty() && all_tried && self.attempts().is_empty()
+        !live.is_empty() && all_tried && self.attempts().iter().all(|attempt| attempt.replaces)
     }
 
     /// Returns an error if every live tunnel is full.

@@ -97,6 +97,8 @@ pub(super) struct Report {
     pub(super) message: String,
     /// Whether the attempt before failed otherwise.
     pub(super) is_new: bool,
+    /// Whether it was for the successor of a tunnel that is up.
+    pub(super) replaces: bool,
 }
 
 /// Why a tunnel is replaced or retired though it is live.
@@ -201,7 +203,7 @@ impl State {
         failure: Failure,
         now: Instant,
     ) -> Option<Report> {
-        let (spread, again, random) = (self.spread(), now + self.rebalance_again(), (self.random)());
+        let (spread, again, random) = (self.spread(), self.rebalance_again(), (self.random)());
         let attempt = self.attempts.get_mut(id)?;
         if let Some(endpoint) = attempt.endpoint {
             self.names.endpoints.failed(endpoint, now);
@@ -216,15 +218,18 @@ impl State {
         } else {
             (attempt.phase, attempt.endpoint) = (Phase::Idle, None);
             let (reason, _) = self.replacement.take()?;
-            self.timers[reason as usize] = Some(again);
             if !reason.is_required() {
+                self.timers[reason as usize] = Some(now + again);
                 return None;
             }
+            let again = again * attempt.backoff.failed_to_replace();
+            // The files may have changed meanwhile. `None` then: soon, and not together with other nodes.
+            self.timers[reason as usize] = (attempt.renewals == self.renewals).then_some(now + again);
         }
         let message = failure.message;
         let is_new = attempt.error.as_ref() != Some(&message);
         attempt.error = Some(message.clone());
-        Some(Report { message, is_new })
+        Some(Report { message, is_new, replaces: id >= self.wanted })
     }
 
     /// A tunnel does not answer: neither should its successor go there.
@@ -274,12 +279,18 @@ impl State {
         attempts.chain(timers).chain(self.names.next_refresh()).min()
     }
 
-    /// Returns the attempts to connect a missing tunnel.
+    /// Returns the attempts to connect a missing tunnel, and that for a successor once it has failed.
     pub(super) fn attempts(&self) -> Vec<AttemptStatus> {
-        let missing = self.attempts.iter().take(self.wanted).filter(|attempt| attempt.phase != Phase::Idle);
-        missing
-            .map(|attempt| AttemptStatus { endpoint: attempt.endpoint, error: attempt.error.clone() })
-            .collect()
+        let (missing, successor) = self.attempts.split_at(self.wanted);
+        let missing = missing.iter().filter(|attempt| attempt.phase != Phase::Idle);
+        let successor = successor.iter().filter(|attempt| attempt.error.is_some());
+        let status = |attempt: &Attempt, replaces| AttemptStatus {
+            endpoint: attempt.endpoint,
+            error: attempt.error.clone(),
+            replaces,
+        };
+        let missing = missing.map(|attempt| status(attempt, false));
+        missing.chain(successor.map(|attempt| status(attempt, true))).collect()
     }
 
     /// The problem may be gone with the renewed certificate or CA. Other nodes learn of it too, so not at
@@ -291,6 +302,10 @@ impl State {
             if attempt.error.is_some() {
                 attempt.retry_soon(now, spread(random));
             }
+        }
+        self.timers[Reason::Renew as usize] = None;
+        if let Some(attempt) = self.attempts.last_mut() {
+            attempt.backoff.succeeded();
         }
     }
 
@@ -405,6 +420,7 @@ impl State {
             && let Some(attempt) = self.attempts.last_mut()
         {
             attempt.error = None;
+            attempt.backoff.succeeded();
         }
     }
 

@@ -21,7 +21,7 @@ pub struct TunnelStatus {
     pub age: Option<Duration>,
     /// Whether the gateway accepts our identity.
     pub identity: IdentityState,
-    /// Why the last attempt failed, while there is no tunnel.
+    /// Why the last attempt failed, while there is no tunnel, or none that is as it must be.
     pub error: Option<String>,
 }
 
@@ -42,11 +42,13 @@ pub struct Totals {
     pub streams_retried: u64,
 }
 
-/// An attempt to connect a missing tunnel.
+/// An attempt to connect a tunnel.
 #[derive(Debug, Clone)]
 pub(super) struct AttemptStatus {
     /// Where it connects, or failed to connect.
     pub(super) endpoint: Option<Endpoint>,
     /// Why it failed.
     pub(super) error: Option<String>,
+    /// Whether it is for the successor of a tunnel that is up. If not, a tunnel is missing.
+    pub(super) replaces: bool,
 }

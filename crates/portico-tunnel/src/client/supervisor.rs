@@ -187,10 +187,13 @@ impl Supervisor {
         found.into_iter().for_each(|supervised| supervised.tunnel.retire());
     }
 
-    /// Counts a failed attempt, and logs it unless the one before failed the same way.
-    fn report(&self, Report { message, is_new }: Report) {
+    /// Counts a failed attempt, and logs it unless the one before failed the same way. One for a successor is
+    /// always logged: it is rare, and nothing else is amiss as long as the old tunnel is up.
+    fn report(&self, Report { message, is_new, replaces }: Report) {
         self.view.totals().tunnel_failures += 1;
-        if is_new {
+        if replaces {
+            tracing::warn!(error = %message, "no successor for a tunnel that is up; it stays; trying on");
+        } else if is_new {
             tracing::warn!(error = %message, "no tunnel; trying on");
         } else {
             tracing::debug!(error = %message, "still no tunnel");

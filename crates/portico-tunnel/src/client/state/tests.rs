@@ -303,6 +303,53 @@ fn a_renewal_ends_a_long_wait_even_if_the_attempt_before_it_fails_after_it() {
     assert_eq!(world.live().len(), 1);
 }
 
+#[test]
+fn a_tunnel_without_a_successor_stays_and_is_shown_and_reported_at_each_attempt_with_back_off() {
+    let mut world = World::new(2, 4, 2);
+    world.seconds(1);
+    let before = world.connects;
+    // As with a CA that no gateway's certificate leads to.
+    world.up.clear();
+    world.renewals = 1;
+    world.reconcile();
+    world.seconds(3);
+    let rows = world.state.attempts();
+    assert!(matches!(&rows[..], [row] if row.replaces && row.error.is_some()), "{rows:?}");
+    world.seconds(3600);
+    assert_eq!(world.live().len(), 2);
+    assert_eq!(world.reports.len(), world.connects - before);
+    assert!(world.reports.iter().all(|report| report.replaces));
+    assert!((10..=30).contains(&world.reports.len()), "{} attempts in an hour", world.reports.len());
+    // What renews the files ends the wait.
+    world.up = world.addresses.clone();
+    world.renewals = 2;
+    world.reconcile();
+    world.seconds(3);
+    assert!(world.live().iter().all(|tunnel| tunnel.origin.renewals == 2));
+    assert!(world.state.attempts().is_empty());
+}
+
+#[test]
+fn a_renewal_ends_the_wait_for_a_successor_even_if_the_attempt_before_it_fails_after_it() {
+    let mut world = World::new(1, 2, 1);
+    world.seconds(1);
+    world.up.clear();
+    world.renewals = 1;
+    world.reconcile();
+    world.seconds(600);
+    while world.connecting.is_empty() {
+        world.pass(Duration::from_millis(10));
+    }
+    world.renewals = 2;
+    world.reconcile();
+    while !world.connecting.is_empty() {
+        world.pass(Duration::from_millis(10));
+    }
+    world.up = world.addresses.clone();
+    world.seconds(2);
+    assert_eq!(world.live()[0].origin.renewals, 2);
+}
+
 thread_local! {
     static SEED: Cell<u64> = const { Cell::new(0) };
 }

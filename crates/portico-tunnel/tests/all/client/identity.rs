@@ -157,6 +157,13 @@ async fn a_stream_that_every_gateway_resets_fails_at_once() {
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     let OpenError::Unanswered { why, .. } = &error else { panic!("{error}") };
     assert!(why.contains("refused stream"), "{error}");
+    // That a tunnel gets no successor gives no hope of another.
+    gateway.accepts.send_replace(false);
+    client.certificate_changed();
+    clock.until("no successor", || client.status().iter().any(|tunnel| tunnel.error.is_some())).await;
+    let begun = Instant::now();
+    clock.by(client.open(UPSTREAM)).await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 }
 
 /// Tunnels in that state.

@@ -315,7 +315,7 @@ async fn company_of_a_full_tunnel_stays_while_it_would_be_replaced() {
 }
 
 #[tokio::test]
-async fn a_successor_that_does_not_come_up_is_news_once() {
+async fn a_successor_that_does_not_come_up_is_counted_logged_and_shown_while_the_old_tunnels_serve() {
     let (warnings, _collected) = LogLines::collect(|metadata| *metadata.level() == Level::WARN);
     let clock = Clock::new();
     let pki = Pki::new();
@@ -327,8 +327,20 @@ async fn a_successor_that_does_not_come_up_is_news_once() {
     assert!(tls.reload().unwrap());
     client.certificate_changed();
     clock.until("tried again and again", || client.totals().tunnel_failures >= 5).await;
-    assert_eq!(warnings.messages().len(), 1);
+    let said = warnings.messages();
+    assert_eq!(said.len(), 5, "{said:?}");
+    assert!(said.iter().all(|line| line.contains("no successor for a tunnel that is up")), "{said:?}");
     assert_eq!(live(&client).len(), 2);
+    let error = || client.status().iter().find_map(|tunnel| tunnel.error.clone());
+    assert!(error().is_some_and(|error| error.contains("TLS to")), "{:?}", error());
+    clock.by(client.open(UPSTREAM)).await.unwrap();
+    pki.write("ca.crt", &pki.authority().cert());
+    assert!(tls.reload().unwrap());
+    client.certificate_changed();
+    let right = Instant::now();
+    clock.until("two successors", || client.totals().tunnels_opened == 4).await;
+    assert!(right.elapsed() < Duration::from_secs(4), "{:?}", right.elapsed());
+    assert_eq!(error(), None);
 }
 
 #[test]

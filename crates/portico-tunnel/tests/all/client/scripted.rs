@@ -26,6 +26,8 @@ pub(super) struct Scripted {
     pub(super) address: SocketAddr,
     pub(super) to_connect: watch::Sender<Answer>,
     pub(super) to_options: watch::Sender<StatusCode>,
+    /// Whether new connections stay open.
+    pub(super) accepts: watch::Sender<bool>,
     options: Arc<AtomicU32>,
     task: JoinHandle<()>,
 }
@@ -35,17 +37,21 @@ impl Scripted {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (to_connect, to_options) = (watch::Sender::new(to_connect), watch::Sender::new(to_options));
-        let options = Arc::new(AtomicU32::new(0));
+        let (accepts, options) = (watch::Sender::new(true), Arc::new(AtomicU32::new(0)));
         let (connects, identities, count) = (to_connect.clone(), to_options.clone(), Arc::clone(&options));
+        let accepting = accepts.subscribe();
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
+                if !*accepting.borrow() {
+                    continue;
+                }
                 let scripts = (connects.subscribe(), identities.subscribe());
                 connections.spawn(serve(stream, scripts, Arc::clone(&count)));
             }
         });
-        Self { address, to_connect, to_options, options, task }
+        Self { address, to_connect, to_options, accepts, options, task }
     }
 
     /// How often it was asked about an identity.
