@@ -22,6 +22,7 @@ use kube::runtime::reflector::Store;
 use portico_api::annotations::{EXPOSE_NAMESPACED, ExposeKeys};
 use portico_api::meta::ObjectKey;
 use portico_api::service::Service;
+use portico_api::text::pem_problem;
 use portico_kube::events::Events;
 use portico_kube::leader::Leads;
 use portico_pki::inventory::WEBHOOK;
@@ -259,7 +260,7 @@ impl Context {
 }
 
 fn server_config(certificate: &str, key: &str) -> Result<ServerConfig, String> {
-    let unreadable = |error: rustls::pki_types::pem::Error| error.to_string();
+    let unreadable = |error| pem_problem(&error);
     let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
     let chain = chain.map_err(unreadable)?;
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unreadable)?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use portico_api::text::pem_problem;
 use portico_dial::{AnyCertificate, provider, server_verifier};
 use portico_pki::{Credential, Kubeconfig};
 use tokio_rustls::rustls::client::Resumption;
@@ -28,14 +29,16 @@ impl Credentials {
         let text = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(kubeconfig.authority.as_bytes()) {
-            let certificate = certificate.map_err(|error| text("its authority", &error))?;
+            let certificate = certificate.map_err(|error| text("its authority", &pem_problem(&error)))?;
             roots.add(certificate).map_err(|error| text("its authority", &error))?;
         }
         let chain = CertificateDer::pem_slice_iter(pair.certificate.as_bytes());
         let chain: Vec<_> =
-            chain.collect::<Result<_, _>>().map_err(|error| text("its certificate", &error))?;
-        let key =
-            || PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).map_err(|error| text("its key", &error));
+            chain.collect::<Result<_, _>>().map_err(|error| text("its certificate", &pem_problem(&error)))?;
+        let key = || {
+            PrivateKeyDer::from_pem_slice(pair.key.as_bytes())
+                .map_err(|error| text("its key", &pem_problem(&error)))
+        };
         let provider = provider();
         let builder = || {
             ClientConfig::builder_with_provider(Arc::clone(&provider))
