@@ -30,9 +30,9 @@ use portico_source::served::Served;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::time::{Instant, sleep};
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{self, ServerConfig};
 use tracing::warn;
 
 use crate::clock::{CLOCK_OFF, CLOCK_PERIOD};
