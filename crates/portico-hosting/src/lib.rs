@@ -33,4 +33,4 @@ pub use plan::{ControlPlane, claim_name, has_etcd, plan};
 pub use program::etcd::METRICS_PORT as ETCD_PROBES;
 pub use program::prometheus::NAME as PROMETHEUS;
 pub use settings::Settings;
-pub use validate::{MOST_MEMBERS, problems, validate};
+pub use validate::{MOST_MEMBERS, judge, validate};

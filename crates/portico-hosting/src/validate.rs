@@ -51,27 +51,27 @@ pub fn validate(scope: &Scope<'_>, settings: &Settings) -> Verdict {
     findings.verdict
 }
 
-/// The problems that keep `cluster` from being hosted, if it asks for it. Those that keep it from being
-/// exposed are found by others, and hide none of these but in the same field.
-pub fn problems<S: AsRef<Seed>>(
+/// Checks `cluster` if it asks to be hosted. What keeps it from being exposed is found by others, and hides
+/// nothing of this but in the same field.
+pub fn judge<S: AsRef<Seed>>(
     cluster: &Cluster,
     seeds: &[S],
     configuration: Option<&KubermaticConfiguration>,
-) -> Vec<Problem> {
+) -> Verdict {
     if !cluster.has_layout() {
-        return Vec::new();
+        return Verdict { problems: Vec::new(), refused: false };
     }
     let unknown = Seed::default();
     let others = usable(cluster, seeds, configuration).err().unwrap_or_default();
     let seed = seed_of(cluster, seeds).map_or(&unknown, AsRef::as_ref);
     let decision = strategy(cluster, seed, configuration);
-    let mut problems =
-        validate(&Scope { cluster, decision, seed, configuration }, &Settings::default()).problems;
-    problems.retain(|problem| {
+    let scope = Scope { cluster, decision, seed, configuration };
+    let mut verdict = validate(&scope, &Settings::default());
+    verdict.problems.retain(|problem| {
         let same_field = |other: &Problem| other.field.starts_with(&*problem.field);
         !others.iter().any(|other| other.object == problem.object && same_field(other))
     });
-    problems
+    verdict
 }
 
 /// Refuses a field whose text is no value of its kind.

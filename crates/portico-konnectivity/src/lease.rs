@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 /// it says may be in the hands of a cluster's users.
 pub(crate) const LONGEST_ANSWER: usize = 1 << 20;
 
-/// A Lease whose times are texts. The API server takes dates that no `Timestamp` holds, as in the year 9999.
-/// One of those must not make the others unreadable.
+/// A Lease whose own times are texts. The API server takes dates that no `Timestamp` holds, as in the year
+/// 9999. One of those must not make a list unreadable.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Lease {
     /// Not in a list.

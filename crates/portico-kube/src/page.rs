@@ -1,12 +1,17 @@
 //! Answers bounded in bytes: one object, and one page of a list. An API server bounds pages in objects only,
 //! and one object may have megabytes. Five hundred of them would take more memory than a small pod has.
 
+use std::error::Error;
+use std::io;
+
 use futures_util::AsyncReadExt;
 use kube::api::{ListParams, ObjectList};
 use kube::core::Request;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
-use thiserror::Error;
+use thiserror::Error as ThisError;
+
+use crate::client::TooLong;
 
 /// Longest answer that is read. Five hundred ordinary objects have one or two megabytes, and the largest
 /// object that etcd takes has less than this in JSON.
@@ -17,8 +22,8 @@ pub const MAX_BYTES: usize = 16 << 20;
 pub const OBJECTS: u32 = 500;
 
 /// An answer that is not read, because of its length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the answer has more than {} MiB of JSON; make the object smaller, or delete it", MAX_BYTES >> 20)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
+#[error("the answer is longer than what is read of one; make the object smaller, or delete it")]
 pub struct TooLarge;
 
 /// Reads a page of the objects of `api`; `None` if it is longer than [`MAX_BYTES`].
@@ -47,9 +52,16 @@ pub(crate) async fn bounded_by<T: DeserializeOwned>(
     let body = client.request_stream(request).await?;
     let mut text = Vec::new();
     let most = u64::try_from(longest).unwrap_or(u64::MAX);
-    body.take(most.saturating_add(1)).read_to_end(&mut text).await.map_err(kube::Error::ReadEvents)?;
-    if text.len() > longest {
+    let read = body.take(most.saturating_add(1)).read_to_end(&mut text).await;
+    if text.len() > longest || read.as_ref().is_err_and(is_too_long) {
         return Ok(None);
     }
+    read.map_err(kube::Error::ReadEvents)?;
     serde_json::from_slice(&text).map(Some).map_err(kube::Error::SerdeError)
+}
+
+/// Whether the client reads no more of an answer ([`limited`](crate::client::limited)).
+fn is_too_long(error: &io::Error) -> bool {
+    let inner = error.get_ref().map(|error| error as &(dyn Error + 'static));
+    std::iter::successors(inner, |&error| error.source()).any(|error| error.is::<TooLong>())
 }

@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 use crate::condition::says;
 use crate::controllers::exposed::reference;
 
-/// Clusters whose trouble is written to the log one by one; `/status` has all of them.
+/// Clusters whose trouble is written to the log; `/status` has all of them.
 const MAX_LOGGED: usize = 10;
 
 /// The status of a cluster is another one.
@@ -29,7 +29,7 @@ impl News {
         note: Note<'_>,
         events: &Events,
     ) {
-        self.log(&cluster.metadata.name, &note);
+        self.log(&cluster.metadata.name, !holds, &note);
         let condition = cluster.status.conditions.get(condition);
         if !(self.first && says(condition, (holds, note.reason, note.text))) {
             events.publish(&reference(cluster), note).await;
@@ -37,13 +37,15 @@ impl News {
     }
 
     /// Writes a line to the log: of trouble for all to read, of the rest for debugging.
-    pub(crate) fn log(self, cluster: &str, &Note { severity, reason, text, .. }: &Note<'_>) {
+    pub(crate) fn log(
+        self,
+        cluster: &str,
+        is_trouble: bool,
+        &Note { severity, reason, text, .. }: &Note<'_>,
+    ) {
         match (severity, self.troubled) {
-            (Severity::Warning, ..=MAX_LOGGED) => warn!(cluster, reason, "{text}"),
+            (Severity::Warning, ..=MAX_LOGGED) if is_trouble => warn!(cluster, reason, "{text}"),
             _ => debug!(cluster, reason, "{text}"),
-        }
-        if severity == Severity::Warning && self.troubled == MAX_LOGGED + 1 {
-            warn!(reason, "more Clusters have trouble; /status names them all");
         }
     }
 }
@@ -82,13 +84,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_log_names_the_first_clusters_with_trouble_and_says_that_there_are_more() {
+    async fn the_log_has_the_first_clusters_with_trouble() {
         let (lines, _collects) = LogLines::collect(|line| *line.level() == Level::WARN);
         for troubled in 1..=2 * MAX_LOGGED {
             published(News { troubled, first: false }, "").await;
         }
-        let lines = lines.messages();
-        assert_eq!(lines.len(), MAX_LOGGED + 1, "{lines:?}");
-        assert!(lines[MAX_LOGGED].starts_with("more Clusters have trouble"), "{lines:?}");
+        assert_eq!(lines.messages().len(), MAX_LOGGED);
     }
 }

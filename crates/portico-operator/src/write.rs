@@ -64,7 +64,7 @@ impl RequestError {
 /// Why an object was not written. Retried with back-off.
 #[derive(Debug, Error)]
 pub(crate) enum WriteError {
-    #[error("{kind}: {}", describe(.source))]
+    #[error("{kind}: {source}")]
     Apply { kind: &'static str, source: ApplyError },
     #[error(transparent)]
     Request(#[from] RequestError),

@@ -45,9 +45,9 @@ impl<'a> Hosted<'a> {
         usable(cluster, &self.seeds, self.configuration)
     }
 
-    /// The problems that keep Clusters from being hosted, if they ask for it.
+    /// The problems of Clusters that ask to be hosted.
     pub(crate) fn problems(&self) -> Vec<Problem> {
-        let found = |cluster| portico_hosting::problems(cluster, &self.seeds, self.configuration);
+        let found = |cluster| portico_hosting::judge(cluster, &self.seeds, self.configuration).problems;
         self.clusters.iter().copied().flat_map(found).collect()
     }
 }

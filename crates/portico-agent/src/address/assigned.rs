@@ -184,8 +184,13 @@ impl AssignedAddress {
 
     /// Stops, and removes the address alone.
     async fn end_address(self) {
-        let index = self.status.placement().index;
-        self.end(async |host, settings| host.remove_address(index, settings.address).await).await;
+        let status = self.status.clone();
+        // The index is read once nobody makes the interface anew.
+        let remove = async |host: &Host, settings: &Settings| {
+            let index = status.placement().index;
+            host.remove_address(index, settings.address).await
+        };
+        self.end(remove).await;
     }
 
     /// Stops, and then does `remove`. What cannot be removed is logged.

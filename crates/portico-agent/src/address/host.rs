@@ -300,9 +300,13 @@ impl Host {
         }
     }
 
-    /// Removes an address that the agent added.
+    /// Removes an address that the agent added, if it is there.
     pub(super) async fn remove_address(&self, index: u32, address: IpAddr) -> io::Result<()> {
-        done(self.0.address().del(host_address(index, address)).execute()).await
+        match done(self.0.address().del(host_address(index, address)).execute()).await {
+            Err(error) if error.raw_os_error() == Some(ENODEV) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(()),
+            result => result,
+        }
     }
 }
 

@@ -69,7 +69,7 @@ async fn post(
         printable(&format!("{what}: {error}")).into()
     };
     // hyper's own text lacks the cause.
-    let of_http = |error: hyper::Error| match error.source() {
+    let of_http = |error: &(dyn Error + 'static)| match error.source() {
         Some(cause) => failed("HTTP", &cause),
         None => failed("HTTP", &error),
     };
@@ -96,14 +96,14 @@ async fn post(
     let stream = ReadAhead::limited(stream, &ReadLimit::new(MAX_READ));
     let stream = connector.connect(name, stream).await.map_err(|error| failed("TLS", &error))?;
     let handshake = http1::Builder::new().max_buf_size(MAX_HEAD).handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(of_http)?;
+    let (mut sender, connection) = handshake.map_err(|error| of_http(&error))?;
     // Ended with this future.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
-    let response = sender.send_request(request).await.map_err(of_http)?;
+    let response = sender.send_request(request).await.map_err(|error| of_http(&error))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
-    Ok((status, body.map_err(|error| failed("its answer", &error))?.to_bytes()))
+    Ok((status, body.map_err(|error| of_http(&*error))?.to_bytes()))
 }
 
 fn trusting(ca: &ApiServerCa) -> Result<ClientConfig, rustls::Error> {

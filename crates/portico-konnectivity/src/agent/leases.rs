@@ -30,6 +30,10 @@ use crate::lease::{LONGEST_ANSWER, Lease, expires};
 /// which one at least comes meanwhile if any server and the API server are there.
 const LOOK: Duration = Duration::from_secs(20);
 
+/// Between two changes that are reported, at least. Each begins an attempt, and the number may change without
+/// end.
+const LEAST_PAUSE: Duration = Duration::from_secs(1);
+
 /// Leases that are counted: many times as many as an agent has connections to servers. A list may be endless.
 const MOST: usize = 4_096;
 
@@ -38,8 +42,6 @@ pub(super) struct Count {
     /// `None` until the first list.
     valid: watch::Receiver<Option<u32>>,
     task: Option<AbortHandle>,
-    /// Between two changes, at least. Each begins an attempt, and the number may change without end.
-    pause: Duration,
     /// When the next change may be reported.
     next: Instant,
 }
@@ -50,13 +52,13 @@ impl Count {
         *self.valid.borrow()
     }
 
-    /// Returns when the number has changed, once in each interval at most.
+    /// Returns when the number has changed, once in [`LEAST_PAUSE`] at most.
     pub(super) async fn changed(&mut self) {
         sleep_until(self.next).await;
         if self.valid.changed().await.is_err() {
             std::future::pending().await
         }
-        self.next = Instant::now() + self.pause;
+        self.next = Instant::now() + LEAST_PAUSE;
     }
 }
 
@@ -78,7 +80,7 @@ pub(super) fn count(shared: &Arc<Shared>) -> Count {
             Some(task.abort_handle())
         }
     };
-    Count { valid, task, pause: shared.settings.sync_interval, next: Instant::now() }
+    Count { valid, task, next: Instant::now() }
 }
 
 /// Follows the Leases. A failed request is tried again, and the last count that succeeded stays.
@@ -191,10 +193,10 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_number_of_servers_that_changes_all_the_time_is_reported_once_an_interval() {
+    async fn a_number_of_servers_that_changes_all_the_time_is_reported_once_a_second() {
         let (sender, valid) = watch::channel(None);
-        let (pause, begun) = (Duration::from_secs(1), Instant::now());
-        let mut count = Count { valid, task: None, pause, next: begun };
+        let begun = Instant::now();
+        let mut count = Count { valid, task: None, next: begun };
         let changes = async {
             for servers in 0.. {
                 sender.send_replace(Some(servers));
@@ -210,6 +212,6 @@ mod tests {
             () = changes => {}
             () = reports => {}
         }
-        assert!(begun.elapsed() >= 4 * pause, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() >= 4 * LEAST_PAUSE, "{:?}", begun.elapsed());
     }
 }

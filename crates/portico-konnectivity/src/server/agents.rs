@@ -210,7 +210,7 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
             checked.unwrap_or_else(|_| Err(too_late()))
         }
         // Otherwise the token of an agent that left would wait for a review in the place of another.
-        () = call.abandoned() => Err(Refusal::Left),
+        () = call.abandoned() => return,
     };
     drop(metadata);
     let permitted = authenticated.and_then(|authenticated| Ok((authenticated, shared.agent_permit()?)));
@@ -253,8 +253,8 @@ async fn connect(connection: Arc<Connection>, mut call: Call) {
             let Some(left_out) = shared.admits_coming() else { return };
             match ended {
                 Ok(()) => tracing::info!(agent, %peer, left_out, "agent left"),
-                Err(_) if shared.is_draining() => {
-                    tracing::info!(agent, %peer, left_out, "agent left, as this server stops");
+                Err(error) if shared.is_draining() => {
+                    tracing::info!(agent, %peer, %error, left_out, "agent gone, while this server stops");
                 }
                 Err(error) => tracing::info!(agent, %peer, %error, left_out, "agent lost"),
             }

@@ -73,9 +73,6 @@ pub(crate) enum Refusal {
     /// The API server was asked, and has not said whether its token is good. It may be, the next time.
     #[error("the API server cannot review the token: no answer within {REVIEW:?}")]
     Unanswered,
-    /// It left before that. It may come back.
-    #[error("it left before the API server had reviewed its token")]
-    Left,
     /// Its token was not reviewed, because too many others wait. It may be good, the next time.
     #[error(
         "as many agents as may wait for the review of their token already: {MAX_WAITING_PER_ADDRESS} of one \
@@ -104,7 +101,7 @@ impl Refusal {
         match self {
             Self::Metadata(_) => "metadata",
             Self::Token(_) => "token",
-            Self::Review(_) | Self::Unanswered | Self::Left | Self::Crowd => "review",
+            Self::Review(_) | Self::Unanswered | Self::Crowd => "review",
             Self::Identifiers { .. } => "identifiers",
             Self::Full(_) => "full",
         }
@@ -114,7 +111,7 @@ impl Refusal {
     /// is until it has started.
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::Review(_) | Self::Unanswered | Self::Left | Self::Crowd => Code::UNAVAILABLE,
+            Self::Review(_) | Self::Unanswered | Self::Crowd => Code::UNAVAILABLE,
             Self::Full(_) => Code::RESOURCE_EXHAUSTED,
             _ => Code::UNKNOWN,
         }

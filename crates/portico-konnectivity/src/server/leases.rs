@@ -38,7 +38,7 @@ const PAGE: u32 = 100;
 
 /// What an operator gives to the user of `--kubeconfig`.
 const RIGHTS: &str =
-    "it needs get, list, create, update and delete on leases of coordination.k8s.io in that namespace";
+    "; it needs get, list, create, update and delete on leases of coordination.k8s.io in that namespace";
 
 /// Whether the API server denies this user the request. Otherwise it is away, or not there yet: a sidecar
 /// starts before its API server, and ends after it.
@@ -76,10 +76,11 @@ impl ServerLease {
     pub async fn run(&self) -> Infallible {
         loop {
             let begun = Instant::now();
-            let uncounted = "agents do not count it once its Lease has run out, 30 s after the last renewal";
+            let uncounted =
+                "it tries again; a Lease that is not renewed runs out after 30 s, and no agent counts it";
             let is_renewed = self.does("renew its Lease", uncounted, self.renew()).await;
             if is_renewed {
-                let harmless = "no agent counts them";
+                let harmless = "it tries again; no agent counts them";
                 self.does("remove Leases of servers that are gone", harmless, self.cull()).await;
             }
             sleep_until(begun + if is_renewed { RENEW } else { RETRY }).await;
@@ -100,8 +101,8 @@ impl ServerLease {
             Err(_) => (format!("it was not done within {RETRY:?}"), false),
         };
         self.counters().failed.fetch_add(1, Relaxed);
-        let remedy = if is_denied { RIGHTS } else { "it tries again" };
-        tracing::warn!(lease = %self.name, error = %problem, "the server cannot {what}; {effect}; {remedy}");
+        let remedy = if is_denied { RIGHTS } else { "" };
+        tracing::warn!(lease = %self.name, error = %problem, "the server cannot {what}; {effect}{remedy}");
         false
     }
 

@@ -257,7 +257,7 @@ impl Context {
         let text = &*shown(text);
         let troubled = self.status.update(|status| status.exposed_clusters.troubles.len());
         let note = Note { severity, reason, action: "ExposeCluster", text };
-        News { troubled, first: false }.log(&name, &note);
+        News { troubled, first: false }.log(&name, severity == Severity::Warning, &note);
         self.events.publish(&reference(cluster), note).await;
     }
 

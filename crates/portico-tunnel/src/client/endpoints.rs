@@ -48,6 +48,11 @@ impl Known {
 }
 
 impl Endpoints {
+    /// Whether there is an address that has not failed of late.
+    pub(super) fn has_choice(&self, now: Instant) -> bool {
+        self.known.iter().any(|known| known.missing.is_none() && !known.is_avoided(now))
+    }
+
     /// Applies the answer of a name server. Addresses that stay keep their history.
     pub(super) fn update(&mut self, gateway: usize, addresses: &[SocketAddr], now: Instant) {
         for known in self.known.iter_mut().filter(|known| known.endpoint.gateway == gateway) {

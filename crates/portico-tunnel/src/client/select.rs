@@ -27,11 +27,11 @@ const MOST_REQUESTS: u32 = 16;
 /// two halves.
 const GROUP: u32 = 32;
 
-/// How long a tunnel may take to answer: a fourth of the time to open a stream. A gateway may have to ask an
-/// API server first. Many clients give up after 10 s: another has answered by then. The last that can be
-/// asked has all that is `left`.
+/// How long a tunnel may take to answer: a third of the time to open a stream. A gateway may have to ask an
+/// API server first, which takes 6 s at most. Many clients give up after 10 s: another has answered by then.
+/// The last that can be asked has all that is `left`.
 fn share_of(left: Duration, open_timeout: Duration, is_last: bool) -> Duration {
-    if is_last { left } else { (open_timeout / 4).min(left) }
+    if is_last { left } else { (open_timeout / 3).min(left) }
 }
 
 /// Why there is no stream.
@@ -111,14 +111,16 @@ impl View {
             if self.is_stopping() {
                 return Err(OpenError::Stopping);
             }
-            let Some(tunnel) = self.best(&tried) else {
+            // The first is asked in any case.
+            let is_late = requests > 0 && Instant::now() >= deadline;
+            let Some(tunnel) = self.best(&tried).filter(|_| !is_late) else {
                 // Every gateway that could be asked has refused. Waiting for another tunnel would not change
                 // that.
                 if let Some(refused) = refused {
                     return Err(refused);
                 }
                 let resets = failed.as_ref().is_some_and(|(_, error)| error.is_reset());
-                let hopeless = requests >= MOST_REQUESTS || (resets && self.are_all_tried(&tried));
+                let hopeless = is_late || requests >= MOST_REQUESTS || (resets && self.are_all_tried(&tried));
                 if !hopeless && timeout_at(deadline, self.another(&tried)).await.is_ok() {
                     // A tunnel that was tried before may be back.
                     tried.clear();
@@ -257,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_tunnel_has_a_fourth_of_the_time_and_the_last_what_is_left() {
+    fn each_tunnel_has_a_third_of_the_time_and_the_last_what_is_left() {
         let shares = |tunnels: usize| {
             let whole = Duration::from_secs(20);
             let mut left = whole;
@@ -268,8 +270,8 @@ mod tests {
             };
             (1..=tunnels).map(ask).collect::<Vec<_>>()
         };
-        assert_eq!(shares(2), [5, 15], "the second is asked before clients of 10 s give up");
-        assert_eq!(shares(3), [5, 5, 10]);
-        assert_eq!(shares(5), [5, 5, 5, 5, 0]);
+        assert_eq!(shares(2), [6, 13], "the second is asked before clients of 10 s give up");
+        assert_eq!(shares(3), [6, 6, 6]);
+        assert_eq!(shares(5), [6, 6, 6, 0, 0], "of which the last two are not asked");
     }
 }

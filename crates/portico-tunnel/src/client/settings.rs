@@ -77,7 +77,7 @@ impl ClientSettings {
             // Ten thousand agents that return at once keep one core of a gateway busy for seven seconds. An
             // agent that gives up earlier makes it do the work again.
             handshake_timeout: Duration::from_secs(15),
-            // A gateway tries three endpoints for a second each. The rest is for tunnels that are not up yet.
+            // A gateway reviews a token in 6 s and tries three endpoints for a second each: two can be asked.
             open_timeout: Duration::from_secs(20),
             // As at the gateway: see `Settings`.
             stream_window: STREAM_WINDOW,

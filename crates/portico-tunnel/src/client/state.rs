@@ -222,7 +222,13 @@ impl State {
                 self.timers[reason as usize] = Some(now + again);
                 return None;
             }
-            let again = again * attempt.backoff.failed_to_replace();
+            // While an address is left that has not failed just now, the next attempt goes there, and soon:
+            // before the one that failed is chosen again.
+            let again = if self.names.endpoints.has_choice(now) {
+                again / 6
+            } else {
+                again * attempt.backoff.failed_to_replace()
+            };
             // The files may have changed meanwhile. `None` then: soon, and not together with other nodes.
             self.timers[reason as usize] = (attempt.renewals == self.renewals).then_some(now + again);
         }

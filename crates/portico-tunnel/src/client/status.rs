@@ -45,7 +45,7 @@ pub struct Totals {
 /// An attempt to connect a tunnel.
 #[derive(Debug, Clone)]
 pub(super) struct AttemptStatus {
-    /// Where it connects, or failed to connect.
+    /// Where it connects. A missing tunnel's attempt keeps it when it has failed.
     pub(super) endpoint: Option<Endpoint>,
     /// Why it failed.
     pub(super) error: Option<String>,

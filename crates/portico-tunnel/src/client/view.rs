@@ -50,7 +50,7 @@ impl View {
         self.tunnels().iter().filter(|tunnel| tunnel.is_live()).cloned().collect()
     }
 
-    /// Every attempt to connect a tunnel that is missing.
+    /// Every attempt to connect a tunnel that is missing, and one for a successor that has failed.
     pub(super) fn attempts(&self) -> MutexGuard<'_, Vec<AttemptStatus>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -170,7 +170,7 @@ where
         }
     };
     let dialled = tokio::select! {
-        // First, so that no agent is asked for what is refused.
+        // First, so that no agent is asked for what is refused already.
         biased;
         is_there = sends_too_much(stream, &mut bytes) => {
             if is_there {

@@ -83,9 +83,9 @@ impl Context {
         match serde_json::from_value::<ExposedCluster>(exposed) {
             Ok(exposed) => Ok(Some(Doors::of(&exposed.spec))),
             Err(error) if migrates => Err(format!(
-                "ExposedCluster {name} records a migration that this version cannot read ({error}): nothing \
-                 is opened or closed. Run the operator that wrote it, or delete the ExposedCluster: its \
-                 doors are found again from its Services"
+                "ExposedCluster {name} records a migration, and this version cannot read it ({error}): \
+                 nothing is opened or closed. Run the operator that wrote it, mend the field, or delete the \
+                 ExposedCluster: its doors are found again from its Services"
             )),
             // It is written anew.
             Err(_) => Ok(None),

@@ -17,8 +17,8 @@ use portico_expose::exposure::{
 };
 use portico_expose::networks::agent_ip;
 use portico_expose::resolve::DecidedBy;
-use portico_expose::services::EXPOSED;
-use portico_expose::strategy::{self, FRONT};
+use portico_expose::services::{APISERVER, EXPOSED};
+use portico_expose::strategy::{self, AnsweredBy, FRONT};
 use portico_expose::validate::usable;
 use portico_kube::apply::merging;
 use portico_kube::cached::Cached;
@@ -116,14 +116,14 @@ impl Context {
         if let Some(message) =
             self.backoffs().get_mut(name).and_then(|backoffs| backoffs.yielded(Instant::now()))
         {
-            let there = |service: &&Wanted| self.services.get(&own, &service.name).is_some();
-            let missing = wanted.services.iter().find(|service| !there(service));
-            let missing =
-                missing.map(|service| format!(", and Service {} is not made meanwhile", service.name));
-            let exposed = missing.is_none();
-            let missing = missing.unwrap_or_default();
-            let message = format!("{message}{missing}; stop that writer, this one waits");
-            return Ok(stopped(exposed, "ForeignWriter", message));
+            // Those that users come by. What else is wanted keeps nobody out.
+            let by_balancer = wanted.plan.answered_by == AnsweredBy::LoadBalancer;
+            let mut needed = [Some(APISERVER), by_balancer.then_some(FRONT)].into_iter().flatten();
+            let missing = needed.find(|name| self.services.get(&own, name).is_none());
+            let effect = missing.map(|name| format!(", and Service {name} is not made meanwhile"));
+            let effect = effect.unwrap_or_default();
+            let message = format!("{message}{effect}; stop that writer, this one waits");
+            return Ok(stopped(missing.is_none(), "ForeignWriter", message));
         }
         let name_known = self.resolve(cluster, &wanted, &mut found);
         if let Ok(anew) = plan(&found) {

@@ -88,7 +88,9 @@ pub(super) fn review(world: &World, change: &ProposedChange) -> Verdict {
                 problems.extend(world.foreign_names(service, &world.hosts([object].into_iter())));
             }
             Some(Object::Cluster(cluster)) => {
-                problems.extend(portico_hosting::problems(cluster, &world.seeds(), world.configuration()));
+                let hosting = portico_hosting::judge(cluster, &world.seeds(), world.configuration());
+                // A Cluster with a field that does not count is hosted without it.
+                problems.extend(hosting.refused.then_some(hosting.problems).into_iter().flatten());
             }
             _ => {}
         }

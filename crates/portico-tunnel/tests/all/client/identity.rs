@@ -194,7 +194,7 @@ async fn a_gateway_that_cannot_review_our_token_leaves_the_stream_to_another() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_leaves_a_stream_unanswered_takes_a_fourth_of_its_time_and_none_of_the_next_ones() {
+async fn a_gateway_that_leaves_a_stream_unanswered_takes_a_third_of_its_time_and_none_of_the_next_ones() {
     let clock = Clock::new();
     let silent = Scripted::start(Answer::Never, StatusCode::NO_CONTENT).await;
     let opens = Scripted::start(OPENS, StatusCode::NO_CONTENT).await;
@@ -209,7 +209,7 @@ async fn a_gateway_that_leaves_a_stream_unanswered_takes_a_fourth_of_its_time_an
         streams.push(stream);
         late.extend(Some(begun.elapsed()).filter(|&took| took > Duration::from_secs(1)));
     }
-    assert!(late.len() == 1 && late[0] < Duration::from_secs(6), "{late:?}");
+    assert!(late.len() == 1 && late[0] < Duration::from_secs(8), "{late:?}");
     silent.to_connect.send_replace(OPENS);
     clock.pass(MINUTE / 2).await;
     let stream = clock.by(client.open(UPSTREAM)).await.unwrap();

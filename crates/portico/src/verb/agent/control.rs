@@ -122,6 +122,8 @@ pub(crate) async fn run(
     let open = agent.shared().totals().open;
     let lingers = match ending {
         Ending::HandedOver => {
+            // Another that still asks here is to ask the successor.
+            drop(offer);
             tracing::info!(open, "a successor has taken over; open connections may finish");
             // The successor needs the admin address.
             admin.close();
@@ -275,7 +277,7 @@ impl HeldAddress {
         }
     }
 
-    /// Takes it away, if no other agent of this node runs.
+    /// Takes it away, if no other agent of this node has it.
     async fn release(self) {
         if let Some(held) = self.0 {
             held.release().await;

@@ -308,4 +308,7 @@ fn a_cluster_that_cannot_be_hosted_as_written_is_refused_if_it_asks_for_it() {
     let mut paused = hosted.clone();
     paused["spec"]["pause"] = true.into();
     assert_eq!(changed::<Cluster>(&world, Some(&hosted), &paused), [""; 0], "it was so before");
+    hosted["spec"]["version"] = "1.35.8".into();
+    hosted["spec"]["cniPlugin"] = json!({"type": "cilium"});
+    assert_eq!(created::<Cluster>(&world, &hosted), [""; 0], "it is hosted, without a network plugin");
 }
