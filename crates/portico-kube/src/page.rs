@@ -23,7 +23,7 @@ pub const OBJECTS: u32 = 500;
 
 /// An answer that is not read, because of its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
-#[error("the answer is longer than what is read of one; make the object smaller, or delete it")]
+#[error("the answer has more than {} MiB of JSON; make the object smaller, or delete it", MAX_BYTES >> 20)]
 pub struct TooLarge;
 
 /// Reads a page of the objects of `api`; `None` if it is longer than [`MAX_BYTES`].
