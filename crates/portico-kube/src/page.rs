@@ -65,3 +65,27 @@ fn is_too_long(error: &io::Error) -> bool {
     let inner = error.get_ref().map(|error| error as &(dyn Error + 'static));
     std::iter::successors(inner, |&error| error.source()).any(|error| error.is::<TooLong>())
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::client::Body;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::client::limited;
+
+    #[tokio::test]
+    async fn a_page_that_a_limited_client_does_not_read_is_too_long_like_any_other() {
+        let list = "{\"metadata\":{},\"items\":[]}".to_owned() + &" ".repeat(1_000);
+        let service = service_fn(move |_: http::Request<Body>| {
+            std::future::ready(Ok::<_, io::Error>(http::Response::new(Body::from(list.clone().into_bytes()))))
+        });
+        let client = Client::new(service, "default");
+        for (longest, is_read) in [(2_000, true), (500, false)] {
+            let api: Api<ConfigMap> = Api::all(limited(client.clone(), longest));
+            let page = page(&api, &ListParams::default()).await.unwrap();
+            assert_eq!(page.is_some(), is_read, "{longest}");
+        }
+    }
+}
