@@ -56,7 +56,7 @@ use crate::work_counters::WorkCounters;
 mod announce;
 mod patch;
 
-use announce::{Announced, Trouble, Troubles, foreign_writer, troubles_of};
+use announce::{Announced, Announcement, Trouble, Troubles, foreign_writer, troubles_of};
 use patch::{Left, other_writer, ports_of, ports_patch, published, settings_patch};
 
 /// The name of the controller on Events.
@@ -511,10 +511,18 @@ impl Context {
         }
     }
 
-    /// Puts what began and what ended on the Service as Events.
+    /// Puts what began and what ended on the Service as Events. What a new leader finds is none if the
+    /// condition of `front` says it already.
     async fn announce(&self, key: &ObjectKey, front: &core::Service, troubles: &Troubles) {
-        let announcements = self.state(key, |state| state.announced.update(key, troubles));
-        for announcement in announcements {
+        let (is_new, announcements) =
+            self.state(key, |state| (state.announced.is_new(), state.announced.update(key, troubles)));
+        let conditions = front.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let said = conditions.filter(|condition| is_new && condition.type_ == CONDITION).collect::<Vec<_>>();
+        let is_said = |announcement: &Announcement| {
+            said.iter()
+                .any(|said| (&*said.reason, &said.message) == (announcement.reason, &announcement.text))
+        };
+        for announcement in announcements.into_iter().filter(|announcement| !is_said(announcement)) {
             let note = Note {
                 severity: announcement.severity,
                 reason: announcement.reason,

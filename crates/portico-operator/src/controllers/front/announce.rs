@@ -61,9 +61,9 @@ impl Trouble {
 /// The troubles of one Service, each with a text for people.
 pub(super) type Troubles = BTreeMap<Trouble, String>;
 
-/// The troubles that were announced and have not ended.
+/// The troubles that were announced and have not ended; `None` before the first time.
 #[derive(Debug, Default)]
-pub(super) struct Announced(Vec<Trouble>);
+pub(super) struct Announced(Option<Vec<Trouble>>);
 
 /// One thing to say.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,9 +77,16 @@ pub(super) struct Announcement {
 }
 
 impl Announced {
+    /// Whether nothing was announced yet. A replica that begins to lead knows of none, and the condition may
+    /// say what the one before has announced.
+    pub(super) fn is_new(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// Returns what began or ended since the last time, after writing it to the log.
     pub(super) fn update(&mut self, service: &ObjectKey, troubles: &Troubles) -> Vec<Announcement> {
-        let began = troubles.iter().filter(|(trouble, _)| !self.0.contains(trouble));
+        let before = self.0.take().unwrap_or_default();
+        let began = troubles.iter().filter(|(trouble, _)| !before.contains(trouble));
         let mut news: Vec<_> = began
             .map(|(trouble, text)| Announcement {
                 severity: Severity::Warning,
@@ -87,11 +94,11 @@ impl Announced {
                 text: text.clone(),
             })
             .collect();
-        for ended in self.0.iter().filter(|trouble| !troubles.contains_key(trouble)) {
+        for ended in before.iter().filter(|trouble| !troubles.contains_key(trouble)) {
             let (reason, text) = ended.end();
             news.push(Announcement { severity: Severity::Normal, reason, text: text.to_owned() });
         }
-        self.0 = troubles.keys().copied().collect();
+        self.0 = Some(troubles.keys().copied().collect());
         for Announcement { severity, reason, text } in &news {
             match severity {
                 Severity::Warning => warn!(%service, reason, "{text}"),

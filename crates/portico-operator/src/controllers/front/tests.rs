@@ -371,6 +371,19 @@ async fn ports_that_a_webhook_changes_are_not_written_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_new_leader_writes_no_event_of_what_the_condition_of_the_service_says() {
+    let api = api([front(), exposed("a", 30_001), exposed("b", 30_002), exposed("c", 30_003)]);
+    for _ in 0..2 {
+        let World { stop, task, .. } = World::start(&api);
+        sleep(NEVER).await;
+        assert_eq!(api.condition("portico/portico"), ("False".into(), "ListenerLimitReached".into()));
+        drop(stop);
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(api.reasons(), ["ListenerLimitReached"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn with_nothing_to_publish_the_ports_stay_and_that_is_said() {
     let world = World::start(&api([front(), cluster_front("a"), namespaced("a", "api", 30_001)]));
     let name = "cluster-a/front-loadbalancer";
